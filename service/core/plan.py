@@ -1,0 +1,27 @@
+"""The plan of one step: a pure message from the scheduler to an executor."""
+
+from dataclasses import dataclass
+
+from service.core.types import BoolArray, Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """Which rows of the BatchState compute how many tokens in one forward pass.
+
+    Row `rows[i]` computes `num_scheduled[i]` tokens, from its `num_computed_tokens` on. `samples[i]` says that the
+    last of them is the row's last known token, so that its logits yield a new one. Rows that compute exactly one
+    token and sample come first; there are `num_decode_rows` of them.
+    """
+
+    step_id: int
+    rows: Int32Array  # [num_rows]
+    num_scheduled: Int32Array  # [num_rows], each at least 1
+    samples: BoolArray  # [num_rows]
+    num_decode_rows: int
+    num_tokens: int  # sum of num_scheduled
+
+    @property
+    def is_decode_only(self) -> bool:
+        """True when no row computes a chunk, so that decode.onnx can run the step."""
+        return self.num_decode_rows == len(self.rows)

@@ -1,0 +1,46 @@
+"""What the engine asks of an executor."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from service.core.batch_state import BatchState
+from service.core.plan import StepPlan
+from service.core.types import StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLimits:
+    """What an executor was built for; the scheduler stays within it."""
+
+    num_blocks: int  # of the KV buffer, the null block included
+    block_size: int  # token positions per block, a power of two
+    max_num_seqs: int  # rows of one step
+    max_num_batched_tokens: int  # tokens of one step
+    max_model_len: int  # tokens of one sequence, prompt and output
+
+
+class StepHandle(Protocol):
+    """A step in flight."""
+
+    def wait(self) -> StepResult:
+        """Block until the step is done. Raises ExecutorError when it failed. Call it once, on the engine thread."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs steps. Owned and called by the engine thread only."""
+
+    @property
+    def limits(self) -> ExecutorLimits: ...
+
+    def warm_up(self) -> None:
+        """Run dummy steps on the null block, so that the first request meets warm buffers."""
+        ...
+
+    def dispatch(self, plan: StepPlan, batch: BatchState) -> StepHandle:
+        """Start the forward pass of `plan`. Reads `batch` before it returns and never changes it."""
+        ...
+
+    def close(self) -> None:
+        """Free sessions and buffers. Idempotent."""
+        ...
