@@ -1,0 +1,262 @@
+"""What a model folder holds: `manifest.json`, its names, sizes and hashes. Standard library only.
+
+    prefill.onnx  decode.onnx  weights.bin  tokenizer.json  [chat_template.jinja]  manifest.json
+
+The exporter writes the manifest last; whoever loads a folder reads it first. `check_sizes` is cheap enough for every
+start, `verify_files` reads every byte.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+FORMAT_VERSION: Final = 1
+MANIFEST_NAME: Final = "manifest.json"
+PREFILL_NAME: Final = "prefill.onnx"
+DECODE_NAME: Final = "decode.onnx"
+WEIGHTS_NAME: Final = "weights.bin"
+TOKENIZER_NAME: Final = "tokenizer.json"
+CHAT_TEMPLATE_NAME: Final = "chat_template.jinja"
+REQUIRED_FILES: Final = (PREFILL_NAME, DECODE_NAME, WEIGHTS_NAME, TOKENIZER_NAME)
+WEIGHT_FORMATS: Final = ("w8a8", "int8", "int4", "float32", "float16")
+
+_HASH_CHUNK_BYTES = 1 << 20
+
+
+class ManifestError(ValueError):
+    """A model folder cannot be used: the message names the folder or file and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The model's dimensions and special tokens, as far as whoever serves it needs them."""
+
+    name: str
+    architecture: str  # "llama", ...
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int  # query heads
+    num_kv_heads: int
+    head_dim: int
+    context_length: int  # tokens; positions run from 0 to context_length - 1
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    add_bos: bool  # whether plain text prompts start with the bos token
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """One file of the folder."""
+
+    sha256: str  # 64 lower-case hexadecimal digits
+    size_bytes: int
+
+    @classmethod
+    def of(cls, path: Path) -> "FileRecord":
+        """Hash `path` as a stream. Raises OSError when it cannot be read."""
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(_HASH_CHUNK_BYTES):
+                digest.update(chunk)
+            return cls(digest.hexdigest(), file.tell())
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of `manifest.json`."""
+
+    model: ModelInfo
+    weight_format: str  # one of WEIGHT_FORMATS
+    files: Mapping[str, FileRecord]  # by file name, the manifest itself excluded
+    source: Mapping[str, str] = field(default_factory=dict)  # where the weights came from: file, sha256
+    tools: Mapping[str, str] = field(default_factory=dict)  # versions of what wrote the folder
+    format_version: int = FORMAT_VERSION
+
+    @classmethod
+    def load(cls, folder: Path) -> "Manifest":
+        """Read and check `folder`'s manifest; of the other files only their existence is checked.
+
+        Raises ManifestError when the folder or a required file is missing, the JSON is bad, a field is missing or of
+        the wrong type, or the folder was written by a newer exporter.
+        """
+        if not folder.is_dir():
+            raise ManifestError(f"{folder}: no such model folder")
+        path = folder / MANIFEST_NAME
+        try:
+            text = path.read_text("utf-8")
+        except FileNotFoundError:
+            raise ManifestError(f"{folder}: no {MANIFEST_NAME}; not a model folder") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ManifestError(f"{path}: cannot be read: {error}") from error
+        manifest = cls.from_json(text, str(path))
+        for name in (*REQUIRED_FILES, *manifest.files):
+            if name not in manifest.files:
+                raise ManifestError(f"{path}: files: lists no {name}")
+            if not (folder / name).is_file():
+                raise ManifestError(f"{folder}: {name} is missing")
+        return manifest
+
+    @classmethod
+    def from_json(cls, text: str, origin: str = MANIFEST_NAME) -> "Manifest":
+        """Parse the manifest's JSON. Raises ManifestError whose message starts with `origin`."""
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise ManifestError(f"{origin}: not valid JSON: {error}") from error
+        reader = _Reader(document, origin)
+        version = reader.integer("format_version", minimum=1)
+        if version > FORMAT_VERSION:
+            raise ManifestError(
+                f"{origin}: format_version {version} is newer than {FORMAT_VERSION}, the newest this release reads"
+            )
+        weight_format = reader.string("weight_format")
+        if weight_format not in WEIGHT_FORMATS:
+            raise ManifestError(f"{origin}: weight_format: {weight_format!r} is none of {', '.join(WEIGHT_FORMATS)}")
+        return cls(
+            model=_read_model(reader.child("model")),
+            weight_format=weight_format,
+            files=_read_files(reader.child("files")),
+            source=reader.child("source").strings(),
+            tools=reader.child("tools").strings(),
+            format_version=version,
+        )
+
+    def to_json(self) -> str:
+        """The manifest as JSON text with sorted file names and a final newline; `from_json` reads it back."""
+        model = {name: getattr(self.model, name) for name in ModelInfo.__slots__}
+        document = {
+            "format_version": self.format_version,
+            "weight_format": self.weight_format,
+            "model": model,
+            "files": {
+                name: {"sha256": record.sha256, "size_bytes": record.size_bytes}
+                for name, record in sorted(self.files.items())
+            },
+            "source": dict(sorted(self.source.items())),
+            "tools": dict(sorted(self.tools.items())),
+        }
+        return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+    def save(self, folder: Path) -> None:
+        """Write `manifest.json` into `folder` and flush it to the disk. Raises OSError."""
+        with (folder / MANIFEST_NAME).open("w", encoding="utf-8", newline="\n") as file:
+            file.write(self.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def check_sizes(self, folder: Path) -> None:
+        """Compare every file's size with the manifest's. Raises ManifestError naming the first that differs."""
+        for name, record in self.files.items():
+            try:
+                size_bytes = (folder / name).stat().st_size
+            except OSError as error:
+                raise ManifestError(f"{folder}: {name} cannot be read: {error.strerror}") from error
+            if size_bytes != record.size_bytes:
+                raise ManifestError(
+                    f"{folder}: {name} has {size_bytes} bytes, the manifest says {record.size_bytes}; "
+                    "it is damaged or not finished: export the model again"
+                )
+
+    def verify_files(self, folder: Path) -> None:
+        """Hash every file and compare with the manifest's. Raises ManifestError naming the first that differs."""
+        self.check_sizes(folder)
+        for name, record in self.files.items():
+            try:
+                found = FileRecord.of(folder / name)
+            except OSError as error:
+                raise ManifestError(f"{folder}: {name} cannot be read: {error.strerror}") from error
+            if found.sha256 != record.sha256:
+                raise ManifestError(
+                    f"{folder}: {name} has SHA-256 {found.sha256[:12]}..., the manifest says {record.sha256[:12]}...; "
+                    "it is damaged: export the model again"
+                )
+
+
+def _read_model(reader: "_Reader") -> ModelInfo:
+    return ModelInfo(
+        name=reader.string("name"),
+        architecture=reader.string("architecture"),
+        vocab_size=reader.integer("vocab_size", minimum=1),
+        hidden_size=reader.integer("hidden_size", minimum=1),
+        num_layers=reader.integer("num_layers", minimum=1),
+        num_heads=reader.integer("num_heads", minimum=1),
+        num_kv_heads=reader.integer("num_kv_heads", minimum=1),
+        head_dim=reader.integer("head_dim", minimum=1),
+        context_length=reader.integer("context_length", minimum=1),
+        bos_token_id=None if reader.is_null("bos_token_id") else reader.integer("bos_token_id"),
+        eos_token_ids=reader.integers("eos_token_ids"),
+        add_bos=reader.boolean("add_bos"),
+    )
+
+
+def _read_files(reader: "_Reader") -> dict[str, FileRecord]:
+    files = {}
+    for name in reader.names():
+        # A name that leaves the folder would make verification read, and later serving map, a stranger's file.
+        if name != Path(name).name or name in {"", ".", ".."}:
+            raise ManifestError(f"{reader.origin}: {name!r} is not a plain file name")
+        record = reader.child(name)
+        files[name] = FileRecord(record.string("sha256"), record.integer("size_bytes"))
+    return files
+
+
+class _Reader:
+    """Takes typed values out of one JSON object; every complaint names the field."""
+
+    def __init__(self, document: object, origin: str) -> None:
+        if not isinstance(document, dict):
+            raise ManifestError(f"{origin}: must be a JSON object")
+        self.origin = origin
+        self._document = document
+
+    def names(self) -> list[str]:
+        return list(self._document)
+
+    def is_null(self, name: str) -> bool:
+        return self._value(name) is None
+
+    def child(self, name: str) -> "_Reader":
+        return _Reader(self._value(name), f"{self.origin}: {name}")
+
+    def string(self, name: str) -> str:
+        value = self._value(name)
+        if not isinstance(value, str):
+            raise self._wrong(name, value, "a string")
+        return value
+
+    def strings(self) -> dict[str, str]:
+        return {name: self.string(name) for name in self._document}
+
+    def integer(self, name: str, minimum: int = 0) -> int:
+        return self._integer(name, self._value(name), minimum)
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        values = self._value(name)
+        if not isinstance(values, list):
+            raise self._wrong(name, values, "a list of integers")
+        return tuple(self._integer(name, value, 0) for value in values)
+
+    def boolean(self, name: str) -> bool:
+        value = self._value(name)
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return value
+
+    def _integer(self, name: str, value: object, minimum: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self._wrong(name, value, f"an integer of at least {minimum}")
+        return value
+
+    def _value(self, name: str) -> object:
+        try:
+            return self._document[name]
+        except KeyError:
+            raise ManifestError(f"{self.origin}: {name} is missing") from None
+
+    def _wrong(self, name: str, value: object, expected: str) -> ManifestError:
+        return ManifestError(f"{self.origin}: {name}: {value!r} is not {expected}")
