@@ -1,0 +1,11 @@
+// The op families of the library. Each file of ops appends its own to the list that RegisterCustomOps hands over.
+#pragma once
+
+#include "op.h"
+
+namespace chairlift {
+
+void append_attention_ops(OpList& ops);  // PagedAttention
+void append_row_ops(OpList& ops);        // norm, gate, quantise and rescale of rows; SampleRows
+
+}  // namespace chairlift

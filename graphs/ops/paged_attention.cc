@@ -1,0 +1,7 @@
+#include "ops.h"
+
+namespace chairlift {
+
+void append_attention_ops(OpList&) {}
+
+}  // namespace chairlift

@@ -1,0 +1,67 @@
+// One vector of floats, four implementations. Included by .inl kernels; the including .cc names the set first:
+//
+//   // row_quant_avx512.cc
+//   #define CHAIRLIFT_SIMD_AVX512
+//   #include "row_quant.inl"        // which includes simd.h and opens namespace chairlift::CHAIRLIFT_SIMD_NS
+//
+// `Vec` holds kLanes floats: 16 (AVX-512), 8 (AVX2 + FMA + F16C; plain arrays), 4 (NEON). All functions below exist in
+// each set:
+//   zero() set1(x) load(p) store(p, v) load_partial(p, n) store_partial(p, v, n)   n < kLanes; missing lanes are zero
+//   add sub mul div min max sqrt abs round(half to even) fma(a, b, c) = a * b + c
+//   select_less(a, b, x, y) = a < b ? x : y
+//   reduce_add reduce_max reduce_min                   fixed order: the same bits every time
+//   load_f16(p) store_f16(p, v) load_i8(p) load_u8(p) load_i32(p)     to and from float
+//   store_i8(p, v) store_u8(p, v)                      whole numbers within the type's range
+//   exp(v)                                             2 ulp; 0 below -87.33, clamped above 88.37
+//
+// A rule for code that includes this: no templates or inline functions from outside the set's namespace (so no
+// std::min, std::vector). The linker keeps one copy of those for all sets, and it could be the one built for AVX-512.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#define CHAIRLIFT_INLINE [[maybe_unused]] static inline __attribute__((always_inline))
+
+#if defined(CHAIRLIFT_SIMD_AVX512)
+#define CHAIRLIFT_SIMD_NS avx512
+#include "simd_avx512.h"
+#elif defined(CHAIRLIFT_SIMD_AVX2)
+#define CHAIRLIFT_SIMD_NS avx2
+#include "simd_avx2.h"
+#elif defined(CHAIRLIFT_SIMD_NEON)
+#define CHAIRLIFT_SIMD_NS neon
+#include "simd_neon.h"
+#elif defined(CHAIRLIFT_SIMD_GENERIC)
+#define CHAIRLIFT_SIMD_NS generic
+#include "simd_generic.h"
+#else
+#error "define CHAIRLIFT_SIMD_AVX512, _AVX2, _NEON or _GENERIC before including simd.h"
+#endif
+
+namespace chairlift::CHAIRLIFT_SIMD_NS {
+
+// e^x by range reduction to [-ln2/2, ln2/2] and a polynomial of degree 6 (coefficients from Cephes' expf).
+CHAIRLIFT_INLINE Vec exp(Vec x) {
+  const Vec lowest = set1(-87.33654f);
+  const Vec clamped = min(max(x, lowest), set1(88.37f));
+  const Vec n = round(mul(clamped, set1(1.44269504088896341f)));
+  Vec r = fma(n, set1(-0.693359375f), clamped);
+  r = fma(n, set1(2.12194440e-4f), r);
+  Vec p = set1(1.9875691500e-4f);
+  p = fma(p, r, set1(1.3981999507e-3f));
+  p = fma(p, r, set1(8.3334519073e-3f));
+  p = fma(p, r, set1(4.1665795894e-2f));
+  p = fma(p, r, set1(1.6666665459e-1f));
+  p = fma(p, r, set1(5.0000001201e-1f));
+  p = fma(p, mul(r, r), add(r, set1(1.0f)));
+  return select_less(x, lowest, zero(), mul(p, power_of_two(n)));
+}
+
+CHAIRLIFT_INLINE float exp_scalar(float x) {
+  float lanes[kLanes];
+  store(lanes, exp(set1(x)));
+  return lanes[0];
+}
+
+}  // namespace chairlift::CHAIRLIFT_SIMD_NS
