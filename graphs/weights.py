@@ -1,101 +1,45 @@
-"""Where weights come from: one protocol over GGUF files and Hugging Face folders, with one set of tensor names.
+"""Open a model's weights, whatever they are stored in. Tensor names and shapes are described in `graphs.tensors`."""
 
-    embed                      [vocab_size, hidden_size]
-    layers.I.norm1             [hidden_size]                      before attention
-    layers.I.q                 [num_heads * head_dim, hidden_size]
-    layers.I.k, layers.I.v     [num_kv_heads * head_dim, hidden_size]
-    layers.I.o                 [hidden_size, num_heads * head_dim]
-    layers.I.q_norm, k_norm    [head_dim]                         only with has_qk_norm
-    layers.I.norm2             [hidden_size]                      before the MLP
-    layers.I.gate, layers.I.up [intermediate_size, hidden_size]
-    layers.I.down              [hidden_size, intermediate_size]
-    final_norm                 [hidden_size]
-    head                       [vocab_size, hidden_size]          the embedding when tied
-
-A bias is named after its projection: layers.I.q.bias is [num_heads * head_dim]. Matrices are [out_features,
-in_features]. Rows of q and k are in half-split order, whatever order the file has.
-"""
-
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+from graphs.errors import ExportError
+from graphs.gguf_source import GgufSource
+from graphs.hf_source import HfSource
+from graphs.tensors import BLOCK_SIZE, BlockWeights, TensorSource, tensor_shapes
 
-from graphs.rope import Float32Array
-from graphs.spec import ModelSpec
+__all__ = ["BLOCK_SIZE", "BlockWeights", "TensorSource", "download_from_hub", "open_source", "tensor_shapes"]
 
-UInt8Array = NDArray[np.uint8]
-BLOCK_SIZE = 32  # weights of a row that share a scale, in every block format
-
-
-@dataclass(frozen=True, slots=True)
-class BlockWeights:
-    """A matrix on the file's own integer grid: weight = scale * code + offset, exactly, in float32."""
-
-    bits: int  # 4 or 8: what a code needs
-    codes: UInt8Array  # [out_features, in_features]
-    scales: Float32Array  # [out_features, in_features / BLOCK_SIZE]
-    offsets: Float32Array  # [out_features, in_features / BLOCK_SIZE]
-
-    def dequantize(self) -> Float32Array:
-        """Yield float32[out_features, in_features]."""
-        grouped = self.codes.reshape(*self.scales.shape, BLOCK_SIZE).astype(np.float32)
-        weights: Float32Array = grouped * self.scales[..., None] + self.offsets[..., None]
-        return weights.reshape(self.codes.shape)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 
-class TensorSource(Protocol):
-    """A model's tensors by canonical name, read from the file when asked for and not kept."""
-
-    @property
-    def spec(self) -> ModelSpec:
-        """What the model is."""
-
-    @property
-    def path(self) -> Path:
-        """The file or folder that is read."""
-
-    def float32(self, name: str) -> Float32Array:
-        """Yield the tensor as float32, in the shape that `tensor_shape` gives. The caller owns it.
-
-        Raises ExportError when the tensor's type cannot be read or a value is not finite.
-        """
-
-    def blocks(self, name: str) -> BlockWeights | None:
-        """Yield the matrix on the file's own grid, or None when the file has no such grid for it."""
+def download_from_hub(hub_id: str) -> Path:
+    """Fetch a model's files from the hub, or find them in its cache; yield their folder. Raises ExportError."""
+    try:
+        from huggingface_hub import snapshot_download  # noqa: PLC0415 (an optional dependency)
+    except ImportError as error:
+        raise ExportError(f"{hub_id}: no such file or folder, and huggingface_hub is not installed") from error
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+    except (OSError, ValueError, RuntimeError) as error:  # its own errors derive from these
+        reason = str(error).strip().splitlines()[:1]
+        raise ExportError(f"{hub_id}: no such file or folder, and the hub did not yield it: {reason}") from error
 
 
-def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Yield every tensor that the model needs, by canonical name. A tied head is not listed."""
-    hidden = spec.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {"embed": (spec.vocab_size, hidden)}
-    for layer in range(spec.num_layers):
-        shapes |= {f"layers.{layer}.{part}": shape for part, shape in _layer_shapes(spec).items()}
-    shapes["final_norm"] = (hidden,)
-    if not spec.tie_word_embeddings:
-        shapes["head"] = (spec.vocab_size, hidden)
-    return shapes
+def open_source(source: str | Path, *, download: Callable[[str], Path] = download_from_hub) -> TensorSource:
+    """Open a GGUF file, a Hugging Face folder, or a hub id such as "owner/name".
 
-
-def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    hidden, q_size, kv_size = spec.hidden_size, spec.q_size, spec.kv_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "norm1": (hidden,),
-        "q": (q_size, hidden),
-        "k": (kv_size, hidden),
-        "v": (kv_size, hidden),
-        "o": (hidden, q_size),
-        "norm2": (hidden,),
-        "gate": (spec.intermediate_size, hidden),
-        "up": (spec.intermediate_size, hidden),
-        "down": (hidden, spec.intermediate_size),
-    }
-    if spec.has_qkv_bias:
-        shapes |= {"q.bias": (q_size,), "k.bias": (kv_size,), "v.bias": (kv_size,)}
-    if spec.has_o_bias:
-        shapes["o.bias"] = (hidden,)
-    if spec.has_qk_norm:
-        shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
-    return shapes
+    A path that exists is never taken for a hub id. Every tensor's presence and shape is checked here; values are
+    read later. Raises ExportError.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return HfSource(path)
+    if path.is_file():
+        return GgufSource(path)
+    # "models/x" in a folder that holds "models" is a path with a slip in it, not somebody's model.
+    if _HUB_ID.fullmatch(str(source)) and path.suffix != ".gguf" and not path.parent.exists():
+        return HfSource(download(str(source)), path.name)
+    raise ExportError(f"{source}: no such file or folder")
