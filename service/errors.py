@@ -4,7 +4,9 @@ ChairliftError
 ├── ConfigError              the process refuses to start; one line on stderr, exit code 2
 │   └── ModelFolderError     a model folder, or the file an export reads, cannot be used
 ├── InvalidRequestError      the caller's request breaks a documented limit
+├── UnknownModelError        the caller means a model that this server does not hold
 ├── OverloadedError          the queue is full; try again after `retry_after_s`
+├── SlowConsumerError        a client reads its stream too slowly
 ├── UnserviceableError       the request can never fit this deployment's KV buffer
 ├── DeadlineExceededError    the request's deadline passed, or cannot be met
 ├── DrainingError            the server is shutting down and takes no new requests
@@ -38,12 +40,24 @@ class InvalidRequestError(ChairliftError):
         self.limit = limit
 
 
+class UnknownModelError(ChairliftError):
+    """The caller means `model`, and this server holds another one."""
+
+    def __init__(self, model: str, served: str) -> None:
+        super().__init__(f"model {model!r} is not here; this server holds {served!r}")
+        self.model = model
+
+
 class OverloadedError(ChairliftError):
     """The queue is full. `retry_after_s` estimates, in seconds, when a retry may succeed."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class SlowConsumerError(ChairliftError):
+    """The reader of a stream lags beyond what the server holds for it."""
 
 
 class UnserviceableError(ChairliftError):
