@@ -1,0 +1,1 @@
+"""The scheduler: pure, standard library and numpy only."""

@@ -1,30 +1,191 @@
-"""The running sequences as a struct of arrays: dense rows, swap-remove."""
+"""The running sequences as a struct of arrays: dense rows, decode rows first."""
 
 import numpy as np
 
-from service.core.types import Float32Array, Int32Array, Int64Array, SamplingParams
+from service.core.types import (
+    NULL_BLOCK,
+    BoolArray,
+    Float32Array,
+    Int32Array,
+    Int64Array,
+    Request,
+    SamplingParams,
+)
+
+NO_TOKEN = -1
+"""Fills the unused places of a row's stop token ids; no token has this id."""
 
 
 class BatchState:
     """Per-row columns of the running sequences. Rows 0..num_rows-1 are live and dense; owned by the engine thread.
 
-    The scheduler writes; an executor reads the columns of the rows in its plan.
+    The scheduler writes; an executor reads the columns of the rows in its plan. Rows 0..num_decode_rows-1 have
+    exactly one token left to compute, the rows after them catch up with a prompt. `arrange` keeps it so after each
+    step: it moves only the rows that are in the wrong zone, into the seats of those that left it. A new row is
+    appended at the end, whatever it has left, and takes its place at the first `arrange`.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         max_blocks_per_seq = -(-max_model_len // block_size)
         self.num_rows = 0
+        self.num_decode_rows = 0
         self.seq_ids: Int64Array = np.full(max_num_seqs, -1, np.int64)  # [max_num_seqs]
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), np.int32)  # prompt, then output
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
         self.num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens: prompt and output so far
         self.num_computed_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # tokens whose K and V are in blocks
-        self.block_table: Int32Array = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)
+        self.block_table: Int32Array = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)  # then the null block
         self.num_blocks: Int32Array = np.zeros(max_num_seqs, np.int32)  # valid entries of each block table row
         self.temperature: Float32Array = np.zeros(max_num_seqs, np.float32)
         self.top_k: Int32Array = np.zeros(max_num_seqs, np.int32)
         self.top_p: Float32Array = np.ones(max_num_seqs, np.float32)
         self.min_p: Float32Array = np.zeros(max_num_seqs, np.float32)
         self.seed: Int64Array = np.zeros(max_num_seqs, np.int64)  # the 64 bits of SamplingParams.seed
+        self.rank: Int64Array = np.zeros(max_num_seqs, np.int64)  # Sequence.rank
+        self.min_num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens a stop token may follow
+        self.max_num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens that end it with LENGTH
+        # [max_num_seqs, widest], padded with NO_TOKEN; replaced by a wider array when a request needs it
+        self.stop_token_ids: Int32Array = np.full((max_num_seqs, 1), NO_TOKEN, np.int32)
         self.sampling: list[SamplingParams | None] = [None] * max_num_seqs  # the whole parameters, for rare features
         self.eos_token_ids: list[tuple[int, ...]] = [()] * max_num_seqs
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Rows there are."""
+        return len(self.seq_ids)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens a row has room for."""
+        return int(self.token_ids.shape[1])
+
+    def row_of(self, seq_id: int) -> int:
+        """The row of a running sequence, or -1."""
+        found = np.flatnonzero(self.seq_ids[: self.num_rows] == seq_id)
+        return int(found[0]) if len(found) else -1
+
+    def blocks_of(self, rows: Int32Array) -> Int32Array:
+        """The blocks of `rows`, one row's after the other's, each in token order. Returns a new int32[num_blocks]."""
+        counts = self.num_blocks[rows]
+        width = int(counts.max(initial=0))
+        table: Int32Array = self.block_table[rows, :width]
+        blocks: Int32Array = table[np.arange(width) < counts[:, None]]
+        return blocks
+
+    def add_row(self, request: Request, token_ids: Int32Array, rank: int = 0) -> int:
+        """Append a row that has computed nothing and holds no block. Returns its number.
+
+        `token_ids` are the known tokens, int32[num_tokens]: the prompt, and after a preemption the output so far.
+        """
+        row = self.num_rows
+        sampling = request.sampling
+        num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_rows += 1
+        self.seq_ids[row] = request.seq_id
+        self.token_ids[row, : len(token_ids)] = token_ids
+        self.num_prompt_tokens[row] = num_prompt_tokens
+        self.num_tokens[row] = len(token_ids)
+        self.num_computed_tokens[row] = 0
+        self.num_blocks[row] = 0
+        self.temperature[row] = sampling.temperature
+        self.top_k[row] = sampling.top_k
+        self.top_p[row] = sampling.top_p
+        self.min_p[row] = sampling.min_p
+        self.seed[row] = _as_signed(sampling.seed)
+        self.rank[row] = rank
+        self.min_num_tokens[row] = min(num_prompt_tokens + sampling.min_tokens, self.max_model_len)
+        self.max_num_tokens[row] = min(num_prompt_tokens + sampling.max_tokens, self.max_model_len)
+        self.sampling[row] = sampling
+        self.eos_token_ids[row] = request.eos_token_ids
+        self._set_stop_token_ids(row, request)
+        return row
+
+    def pop_row(self) -> None:
+        """Take back the last `add_row`."""
+        self._clear(self.num_rows - 1, self.num_rows)
+        self.num_rows -= 1
+
+    def remove_row(self, row: int) -> None:
+        """Drop one row. Other rows may move."""
+        keep = np.ones(self.num_rows, np.bool_)
+        keep[row] = False
+        self.arrange(keep)
+
+    def arrange(self, keep: BoolArray) -> None:
+        """Drop the rows outside `keep`, bool[num_rows], and bring the rows with one token left to the front."""
+        num_old_rows = self.num_rows
+        left = self.num_tokens[:num_old_rows] - self.num_computed_tokens[:num_old_rows]
+        is_decode = keep & (left == 1)
+        is_chunk = keep & (left != 1)
+        split = int(np.count_nonzero(is_decode))
+        end = split + int(np.count_nonzero(is_chunk))
+        # As many decode rows sit behind the split as seats before it are wrong, and likewise for the rest.
+        seats = np.concatenate([np.flatnonzero(~is_decode[:split]), split + np.flatnonzero(~is_chunk[split:end])])
+        movers = np.concatenate(
+            [
+                split + np.flatnonzero(is_decode[split:]),
+                np.flatnonzero(is_chunk[:split]),
+                end + np.flatnonzero(is_chunk[end:]),
+            ]
+        )
+        if len(movers):
+            self._move(movers, seats)
+        self._clear(end, num_old_rows)
+        self.num_rows = end
+        self.num_decode_rows = split
+
+    def _move(self, sources: Int64Array, targets: Int64Array) -> None:
+        """Copy rows `sources` to rows `targets` at once; the sets may overlap."""
+        width = int(self.num_tokens[sources].max())
+        self.token_ids[targets, :width] = self.token_ids[sources, :width]
+        for column in self._columns():
+            column[targets] = column[sources]
+        moved = [(self.sampling[row], self.eos_token_ids[row]) for row in sources]
+        for target, (sampling, eos_token_ids) in zip(targets, moved, strict=True):
+            self.sampling[target] = sampling
+            self.eos_token_ids[target] = eos_token_ids
+
+    def _columns(self) -> tuple[Int32Array | Int64Array | Float32Array, ...]:
+        """Every numpy column but `token_ids`."""
+        return (
+            self.seq_ids,
+            self.num_prompt_tokens,
+            self.num_tokens,
+            self.num_computed_tokens,
+            self.block_table,
+            self.num_blocks,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.seed,
+            self.rank,
+            self.min_num_tokens,
+            self.max_num_tokens,
+            self.stop_token_ids,
+        )
+
+    def _clear(self, start: int, end: int) -> None:
+        """Leave rows start..end-1 without owner and blocks."""
+        self.seq_ids[start:end] = -1
+        self.block_table[start:end] = NULL_BLOCK
+        self.num_blocks[start:end] = 0
+        self.stop_token_ids[start:end] = NO_TOKEN
+        self.sampling[start:end] = [None] * (end - start)
+        self.eos_token_ids[start:end] = [()] * (end - start)
+
+    def _set_stop_token_ids(self, row: int, request: Request) -> None:
+        """Fill the row's stop column: its stop token ids, and the model's own unless they are ignored."""
+        eos_token_ids = () if request.sampling.ignore_eos else request.eos_token_ids
+        stops = list(dict.fromkeys((*eos_token_ids, *request.sampling.stop_token_ids)))
+        missing = len(stops) - self.stop_token_ids.shape[1]
+        if missing > 0:
+            self.stop_token_ids = np.pad(self.stop_token_ids, ((0, 0), (0, missing)), constant_values=NO_TOKEN)
+        self.stop_token_ids[row] = NO_TOKEN
+        self.stop_token_ids[row, : len(stops)] = stops
+
+
+def _as_signed(seed: int) -> int:
+    """The int64 with the same low 64 bits as `seed`."""
+    low_bits = seed & 0xFFFF_FFFF_FFFF_FFFF
+    return low_bits - (1 << 64) if low_bits >> 63 else low_bits

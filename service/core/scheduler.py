@@ -1,0 +1,262 @@
+"""The scheduler: a pure state machine that decides what each step computes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.core.batch_state import BatchState
+from service.core.block_pool import BlockPool
+from service.core.budget import ChunkBudget, TokenRate
+from service.core.ordering import FirstComeFirstServed
+from service.core.plan import StepPlan
+from service.core.planner import Planner
+from service.core.reservation import Reservation
+from service.core.scheduler_config import SchedulerConfig
+from service.core.sequence import Sequence, SequenceStatus
+from service.core.snapshot import SchedulerCounters, SchedulerSnapshot, take_snapshot
+from service.core.stop import finish_reasons
+from service.core.types import BoolArray, FinishReason, Int8Array, Int32Array, Request, StepDelta, StepResult
+from service.core.waiting_queue import WaitingQueue
+from service.errors import InvalidRequestError, OverloadedError, UnserviceableError
+
+__all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A plan between `plan` and `commit` or `abort`."""
+
+    plan: StepPlan
+    reservation: Reservation
+    started_ns: int
+
+
+class Scheduler:
+    """Decides, step by step, which sequences compute how many tokens. Used by one thread, the engine's.
+
+    A step is `plan`, then the executor's forward pass, then `commit` of its result, or `abort` when it failed. One
+    plan is in flight at a time. There is no prefill phase: a sequence's computed tokens catch up with its known ones,
+    a chunk at a time, and a sequence that has one left is a decode row. `add` and `cancel` are legal at any time.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self._batch = BatchState(config.max_num_seqs, config.max_model_len, config.block_size)
+        self._pool = BlockPool(config.num_blocks)
+        self._queue = WaitingQueue()
+        self._policy = FirstComeFirstServed()
+        budget = ChunkBudget(config.max_num_batched_tokens, config.max_chunk_tokens)
+        self._planner = Planner(config, self._batch, self._pool, self._queue, budget)
+        self._sequences: dict[int, Sequence] = {}  # every live sequence
+        self._flight: _Flight | None = None
+        self._cancelled_in_flight: set[int] = set()
+        self._num_steps = 0
+        self._num_submitted = 0
+        self._num_finished = 0
+        self._num_preemptions = 0
+        self._num_recomputed_tokens = 0
+        self._rate = TokenRate()
+        self._last_step: tuple[int, int] | None = None  # (num_tokens, started_ns) of a step not yet in the rate
+
+    @property
+    def batch(self) -> BatchState:
+        """The running sequences' columns. For an executor to read, between `plan` and `commit`."""
+        return self._batch
+
+    @property
+    def has_work(self) -> bool:
+        """True while a sequence is waiting, preempted or running."""
+        return bool(self._sequences)
+
+    @property
+    def counters(self) -> SchedulerCounters:
+        """Sizes and totals, for metrics. Cheap."""
+        return SchedulerCounters(
+            num_submitted=self._num_submitted,
+            num_waiting=len(self._queue) - self._queue.num_preempted,
+            num_preempted=self._queue.num_preempted,
+            num_running=self._batch.num_rows,
+            num_finished=self._num_finished,
+            num_preemptions=self._num_preemptions,
+            num_recomputed_tokens=self._num_recomputed_tokens,
+            num_waiting_tokens=self._queue.num_tokens,
+            num_free_blocks=self._pool.num_free,
+            num_blocks=self._pool.num_blocks,
+        )
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises InvalidRequestError when the prompt is empty or leaves no room for an output token in the context,
+        UnserviceableError when the prompt is larger than the whole KV buffer, OverloadedError when the queue is full;
+        then nothing has changed.
+        """
+        assert request.seq_id not in self._sequences, "seq_id is unique in the life of the process"
+        self._check_size(request)
+        self._check_queue(len(request.prompt_token_ids))
+        sequence = Sequence(request, self._policy.rank(request), request.prompt_token_ids)
+        self._sequences[request.seq_id] = sequence
+        self._queue.push(sequence)
+        self._num_submitted += 1
+
+    def cancel(self, seq_id: int) -> bool:
+        """End a sequence. Returns False, and does nothing, when it is not live (any more).
+
+        While a plan is in flight, a running sequence ends at its `commit` or `abort`: it gets no token, is not part
+        of the StepDelta, and its blocks are free afterwards.
+        """
+        if seq_id not in self._sequences or seq_id in self._cancelled_in_flight:
+            return False
+        if seq_id in self._queue:
+            self._queue.remove(seq_id)
+            self._forget(seq_id)
+        elif self._flight is not None:
+            self._cancelled_in_flight.add(seq_id)
+        else:
+            self._end_running(seq_id)
+        return True
+
+    def plan(self, now_ns: int) -> StepPlan | None:
+        """Choose the next step and reserve its rows and blocks. None when there is nothing to run.
+
+        `now_ns` is monotonic. Nothing is final before `commit`; the previous plan must have been committed or aborted.
+        """
+        assert self._flight is None, "a plan is in flight"
+        if self._last_step is not None:
+            num_tokens, started_ns = self._last_step
+            self._rate = self._rate.observe(num_tokens, now_ns - started_ns)
+            self._last_step = None
+        if not self.has_work:
+            return None
+        reservation = Reservation(self._batch, self._pool, self._queue)
+        plan = self._planner.plan(self._num_steps, reservation)
+        self._flight = _Flight(plan, reservation, now_ns)
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult) -> StepDelta:
+        """Take in a step's tokens, end what has finished, and free its blocks.
+
+        Returns what the front side must know: one entry for each sampled token of a sequence that is still wanted.
+        """
+        flight = self._landed(plan)
+        sampled_rows = plan.rows[plan.samples]
+        assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
+        batch = self._batch
+        batch.num_computed_tokens[plan.rows] += plan.num_scheduled
+        batch.token_ids[sampled_rows, batch.num_tokens[sampled_rows]] = result.token_ids
+        batch.num_tokens[sampled_rows] += 1
+        reasons = finish_reasons(batch, sampled_rows, result.token_ids, self.config.max_kv_tokens)
+        delta = self._delta(plan, sampled_rows, reasons, result)
+        self._settle(flight, sampled_rows[reasons != FinishReason.NONE])
+        self._num_steps += 1
+        self._last_step = (plan.num_tokens, flight.started_ns) if self.has_work else None
+        return delta
+
+    def abort(self, plan: StepPlan) -> None:
+        """Take a plan back: the state equals the one before it, bit for bit, preemptions and admissions included.
+
+        Sequences that were added or cancelled meanwhile stay added or cancelled.
+        """
+        self._landed(plan).reservation.undo()
+        for seq_id in sorted(self._cancelled_in_flight):
+            if seq_id in self._queue:
+                self._queue.remove(seq_id)
+                self._forget(seq_id)
+            else:
+                self._end_running(seq_id)
+        self._cancelled_in_flight.clear()
+
+    def snapshot(self) -> SchedulerSnapshot:
+        """A deep copy of the state, comparable with ==. For tests and post-mortems: it costs time per token."""
+        plan = self._flight.plan if self._flight is not None else None
+        return take_snapshot(self.config, self._batch, self._pool, self._queue, (self.counters, plan))
+
+    def _check_size(self, request: Request) -> None:
+        num_tokens = len(request.prompt_token_ids)
+        longest = self.config.max_model_len - 1
+        if num_tokens == 0:
+            raise InvalidRequestError("prompt_token_ids", [], "at least one token")
+        if num_tokens > longest:
+            raise InvalidRequestError(
+                "prompt_token_ids", f"{num_tokens} tokens", f"at most {longest}, so that one output token fits"
+            )
+        if request.sampling.max_tokens < 1:
+            raise InvalidRequestError("max_tokens", request.sampling.max_tokens, "at least 1")
+        if num_tokens > self.config.max_kv_tokens:
+            raise UnserviceableError(
+                f"a prompt of {num_tokens} tokens can never fit the KV buffer of {self.config.max_kv_tokens} tokens"
+            )
+
+    def _check_queue(self, num_new_tokens: int) -> None:
+        """Refuse what overflows the queue; into an empty one any prompt may go, or a long one never could."""
+        config, queue = self.config, self._queue
+        if len(queue) >= config.max_waiting_requests:
+            retry_after_s = self._rate.seconds_for(queue.num_tokens / len(queue))
+            message = f"{len(queue)} requests are waiting, of at most {config.max_waiting_requests}"
+            raise OverloadedError(message, retry_after_s)
+        excess = queue.num_tokens + num_new_tokens - config.max_waiting_tokens
+        if len(queue) and excess > 0:
+            message = f"{queue.num_tokens} tokens are waiting, of at most {config.max_waiting_tokens}"
+            raise OverloadedError(message, self._rate.seconds_for(excess))
+
+    def _landed(self, plan: StepPlan) -> _Flight:
+        """The flight of `plan`, which is over now."""
+        flight = self._flight
+        assert flight is not None and flight.plan is plan, "only the plan in flight can be committed or aborted"
+        self._flight = None
+        return flight
+
+    def _delta(self, plan: StepPlan, rows: Int32Array, reasons: Int8Array, result: StepResult) -> StepDelta:
+        """The StepDelta of the sampled `rows`, without the cancelled ones."""
+        seq_ids, token_ids, logprobs = self._batch.seq_ids[rows], result.token_ids, result.logprobs
+        if self._cancelled_in_flight:
+            wanted = np.flatnonzero(~np.isin(seq_ids, list(self._cancelled_in_flight)))
+            seq_ids, token_ids, reasons = seq_ids[wanted], token_ids[wanted], reasons[wanted]
+            logprobs = {new: logprobs[old] for new, old in enumerate(wanted.tolist()) if old in logprobs}
+        return StepDelta(plan.step_id, seq_ids, token_ids, reasons, logprobs)
+
+    def _settle(self, flight: _Flight, finished_rows: Int32Array) -> None:
+        """Remove the rows that ended in this step, requeue the preempted ones, and put the rest in order."""
+        batch, preempted_rows = self._batch, flight.reservation.preempted_rows
+        has_events = len(finished_rows) or self._cancelled_in_flight or preempted_rows
+        if not has_events and batch.num_decode_rows == batch.num_rows:
+            return
+        keep = np.ones(batch.num_rows, np.bool_)
+        keep[finished_rows] = False
+        if self._cancelled_in_flight:
+            keep &= ~np.isin(batch.seq_ids[: batch.num_rows], list(self._cancelled_in_flight))
+            self._cancelled_in_flight.clear()
+        self._end_rows(keep)
+        for row in preempted_rows:
+            if keep[row]:
+                self._requeue(row)
+                keep[row] = False
+        self._num_preemptions += len(preempted_rows)
+        self._num_recomputed_tokens += flight.reservation.num_lost_tokens
+        batch.arrange(keep)
+
+    def _end_rows(self, keep: BoolArray) -> None:
+        """Free the blocks of the rows outside `keep` and forget their sequences; the rows are still there."""
+        rows = np.flatnonzero(~keep).astype(np.int32)
+        self._pool.release(self._batch.blocks_of(rows))
+        for seq_id in self._batch.seq_ids[rows].tolist():
+            self._forget(seq_id)
+
+    def _end_running(self, seq_id: int) -> None:
+        """End one running sequence while no plan is in flight."""
+        keep = self._batch.seq_ids[: self._batch.num_rows] != seq_id
+        self._end_rows(keep)
+        self._batch.arrange(keep)
+
+    def _requeue(self, row: int) -> None:
+        """Put the sequence of a preempted row back in the queue, with the output it has so far."""
+        batch = self._batch
+        sequence = self._sequences[int(batch.seq_ids[row])]
+        sequence.token_ids = batch.token_ids[row, : batch.num_tokens[row]].copy()
+        sequence.status = SequenceStatus.PREEMPTED
+        sequence.num_preemptions += 1
+        self._queue.push(sequence)
+
+    def _forget(self, seq_id: int) -> None:
+        del self._sequences[seq_id]
+        self._num_finished += 1

@@ -1,0 +1,129 @@
+"""The scheduler's state as a value: what invariants are checked on."""
+
+from dataclasses import dataclass
+
+from service.core.batch_state import BatchState
+from service.core.block_pool import BlockPool
+from service.core.plan import StepPlan
+from service.core.scheduler_config import SchedulerConfig
+from service.core.sequence import SequenceStatus
+from service.core.waiting_queue import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerCounters:
+    """Sizes now, and totals since the start."""
+
+    num_submitted: int  # total, refused ones not included
+    num_waiting: int  # in the queue, never run
+    num_preempted: int  # in the queue, have run
+    num_running: int  # rows of the batch
+    num_finished: int  # total, cancelled ones included
+    num_preemptions: int  # total
+    num_recomputed_tokens: int  # total of computed tokens that preemptions threw away
+    num_waiting_tokens: int  # known tokens of the queue
+    num_free_blocks: int
+    num_blocks: int  # of the KV buffer, the null block included
+
+
+@dataclass(frozen=True, slots=True)
+class RowSnapshot:
+    """One running sequence."""
+
+    seq_id: int
+    rank: int
+    token_ids: tuple[int, ...]  # all known ones
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedSnapshot:
+    """One sequence of the queue."""
+
+    seq_id: int
+    rank: int
+    token_ids: tuple[int, ...]
+    num_preemptions: int
+    is_preempted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSnapshot:
+    """The plan in flight."""
+
+    step_id: int
+    rows: tuple[int, ...]
+    num_scheduled: tuple[int, ...]
+    samples: tuple[bool, ...]
+    num_decode_rows: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSnapshot:
+    """Everything that later steps depend on. Two schedulers with equal snapshots behave alike."""
+
+    config: SchedulerConfig
+    counters: SchedulerCounters
+    rows: tuple[RowSnapshot, ...]  # in row order
+    num_decode_rows: int
+    queue: tuple[QueuedSnapshot, ...]  # next one first
+    free_blocks: tuple[int, ...]  # in stack order
+    num_evictable_blocks: int
+    ref_counts: tuple[int, ...]  # [num_blocks]
+    plan: PlanSnapshot | None
+
+
+def take_snapshot(
+    config: SchedulerConfig,
+    batch: BatchState,
+    pool: BlockPool,
+    queue: WaitingQueue,
+    counters_and_plan: tuple[SchedulerCounters, StepPlan | None],
+) -> SchedulerSnapshot:
+    """Copy the state of a scheduler's parts."""
+    counters, plan = counters_and_plan
+    return SchedulerSnapshot(
+        config=config,
+        counters=counters,
+        rows=tuple(_row_snapshot(batch, row) for row in range(batch.num_rows)),
+        num_decode_rows=batch.num_decode_rows,
+        queue=tuple(
+            QueuedSnapshot(
+                sequence.seq_id,
+                sequence.rank,
+                tuple(sequence.token_ids.tolist()),
+                sequence.num_preemptions,
+                sequence.status is SequenceStatus.PREEMPTED,
+            )
+            for sequence in queue.in_order()
+        ),
+        free_blocks=tuple(pool.free_blocks().tolist()),
+        num_evictable_blocks=0,
+        ref_counts=tuple(pool.ref_counts.tolist()),
+        plan=None if plan is None else _plan_snapshot(plan),
+    )
+
+
+def _row_snapshot(batch: BatchState, row: int) -> RowSnapshot:
+    return RowSnapshot(
+        seq_id=int(batch.seq_ids[row]),
+        rank=int(batch.rank[row]),
+        token_ids=tuple(batch.token_ids[row, : batch.num_tokens[row]].tolist()),
+        num_prompt_tokens=int(batch.num_prompt_tokens[row]),
+        num_computed_tokens=int(batch.num_computed_tokens[row]),
+        blocks=tuple(batch.block_table[row, : batch.num_blocks[row]].tolist()),
+    )
+
+
+def _plan_snapshot(plan: StepPlan) -> PlanSnapshot:
+    return PlanSnapshot(
+        step_id=plan.step_id,
+        rows=tuple(plan.rows.tolist()),
+        num_scheduled=tuple(plan.num_scheduled.tolist()),
+        samples=tuple(plan.samples.tolist()),
+        num_decode_rows=plan.num_decode_rows,
+        num_tokens=plan.num_tokens,
+    )
