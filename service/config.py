@@ -1,0 +1,118 @@
+"""Settings, one frozen model per layer. A value comes from the command line, else from the environment, else from its
+default; CHAIRLIFT_KV_MEMORY sets what --kv-memory sets. The only place that reads the environment.
+"""
+
+import os
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.api.settings import ServerSettings
+from service.engine.settings import EngineSettings
+from service.errors import ConfigError
+from service.executor.config import ExecutorConfig
+
+ENV_PREFIX = "CHAIRLIFT_"
+
+
+class ExecutorSettings(BaseModel):
+    """How the model is run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kv_memory: str = Field("0.5", description="memory of the KV buffer: 512MiB, or a share of what is free, as 0.5")
+    kv_dtype: Literal["auto", "float32", "float16", "int8"] = Field("auto", description="element type of the KV buffer")
+    block_size: int = Field(16, ge=1, description="token positions per KV block, a power of two")
+    max_num_seqs: int = Field(16, ge=1, description="sequences that run at the same time")
+    max_num_batched_tokens: int = Field(512, ge=1, description="tokens of one step")
+    max_model_len: int | None = Field(
+        None, ge=2, description="tokens of one sequence, prompt and output; unset: the model's context"
+    )
+    threads: int | None = Field(None, ge=1, description="threads of one step; unset: every usable processor")
+    spin: Literal["off", "step"] = Field(
+        "off", description="step: waiting threads spin while a step runs; quicker steps for more processor time"
+    )
+
+    def executor_config(self, model_dir: Path) -> ExecutorConfig:
+        """The executor's part, for one model folder."""
+        return ExecutorConfig(
+            model_dir=model_dir,
+            kv_memory=self.kv_memory,
+            kv_dtype=self.kv_dtype,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=max(self.max_num_batched_tokens, self.max_num_seqs),
+            max_model_len=self.max_model_len,
+            num_threads=self.threads,
+            spin=self.spin,
+        )
+
+
+class LogSettings(BaseModel):
+    """What is logged, and how."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
+    log_format: Literal["auto", "json", "text"] = Field("auto", description="form of a line; auto: text on a terminal")
+
+
+LAYERS: tuple[type[BaseModel], ...] = (ExecutorSettings, EngineSettings, ServerSettings, LogSettings)
+
+Layer = TypeVar("Layer", bound=BaseModel)
+
+
+class _Environment(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_ignore_empty=True)
+
+
+def add_arguments(parser: ArgumentParser, *layers: type[BaseModel]) -> None:
+    """Add a flag for each field of `layers`; what is not given stays out of the namespace."""
+    for layer in layers:
+        group = parser.add_argument_group((layer.__doc__ or "").rstrip(".").lower())
+        for name, field in layer.model_fields.items():
+            default = "" if field.default is None else f" (default {field.default})"
+            text = f"{field.description}{default}".replace("%", "%%")
+            group.add_argument(f"--{name.replace('_', '-')}", default=SUPPRESS, help=text, **_argument_type(field))
+
+
+def load(layer: type[Layer], arguments: Namespace | None = None) -> Layer:
+    """The settings of one layer. Raises ConfigError naming the first setting that is wrong."""
+    given = {name: value for name, value in vars(arguments or Namespace()).items() if name in layer.model_fields}
+    source = type(layer.__name__, (layer, _Environment), {"__module__": __name__, "__doc__": layer.__doc__})
+    try:
+        return cast(Layer, source(**given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        flag, variable = f"--{name.replace('_', '-')}", f"{ENV_PREFIX}{name.upper()}"
+        raise ConfigError(f"{flag} or {variable}: {first['input']!r}: {first['msg']}") from error
+
+
+def check_environment() -> None:
+    """Raise ConfigError for a CHAIRLIFT_ variable that sets nothing: most likely it is misspelt."""
+    known = {f"{ENV_PREFIX}{name.upper()}" for layer in LAYERS for name in layer.model_fields}
+    unknown = sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known)
+    if unknown:
+        raise ConfigError(f"the environment variable {unknown[0]} is no setting of Chairlift")
+
+
+def printable(settings: Sequence[BaseModel]) -> dict[str, object]:
+    """All settings as one flat mapping, for the line that is logged at the start."""
+    return {name: value for part in settings for name, value in part.model_dump(mode="json").items()}
+
+
+def _argument_type(field: FieldInfo) -> dict[str, Any]:
+    annotation = field.annotation
+    if annotation is bool:
+        return {"action": BooleanOptionalAction}
+    if get_origin(annotation) is Literal:
+        return {"choices": get_args(annotation)}
+    kinds = {int: "N", float: "X", str: "VALUE"}
+    kind = next((kind for kind in (annotation, *get_args(annotation)) if kind in kinds), str)
+    return {"metavar": kinds[kind]}

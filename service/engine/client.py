@@ -1,0 +1,34 @@
+"""What the front side sees of an engine, be it a thread of this process or a process of its own."""
+
+from typing import Protocol
+
+from service.clock import Clock
+from service.core.types import Int32Array, SamplingParams
+from service.engine.health import EngineState
+from service.engine.stream import TokenStream
+
+
+class EngineClient(Protocol):
+    """Everything here is for the event loop's thread."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of every time that a stream tells."""
+        ...
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine is in its life."""
+        ...
+
+    def submit(self, prompt_token_ids: Int32Array, sampling: SamplingParams, tenant: str = "") -> TokenStream:
+        """Start a sequence.
+
+        Raises OverloadedError when the queue is full, UnserviceableError when the KV buffer could never hold the
+        request, DrainingError or EngineDeadError when nothing is taken any more; nothing is left behind then.
+        """
+        ...
+
+    def cancel(self, seq_id: int) -> None:
+        """Forget the sequence; its blocks are free at the next step boundary. Idempotent, O(1), never raises."""
+        ...

@@ -1,0 +1,179 @@
+"""One engine: a scheduler and an executor on a thread of their own, and the way to them."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable
+
+from service.clock import Clock
+from service.core.types import Int32Array, Request, SamplingParams
+from service.engine.health import EngineState, Heartbeat
+from service.engine.inbox import Inbox
+from service.engine.loop import EngineLoop, StepScheduler
+from service.engine.observer import EngineObserver
+from service.engine.router import OutputRouter
+from service.engine.settings import EngineSettings
+from service.engine.stream import TokenStream
+from service.errors import DrainingError, EngineDeadError, OverloadedError, UnserviceableError
+from service.executor.api import Executor
+
+MAX_RETRY_AFTER_S = 60.0
+
+
+class Engine:
+    """Owns scheduler, executor and the engine thread; implements EngineClient.
+
+    Made, started and closed on the event loop's thread. `start` warms the executor up on the engine thread, `close`
+    ends the thread and frees the executor there.
+    """
+
+    def __init__(
+        self,
+        scheduler: StepScheduler,
+        executor: Executor,
+        settings: EngineSettings,
+        *,
+        eos_token_ids: tuple[int, ...],
+        clock: Clock,
+        observer: EngineObserver,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._settings = settings
+        self._eos_token_ids = eos_token_ids
+        self._clock = clock
+        self._observer = observer
+        self._inbox = Inbox(settings.max_waiting_requests)
+        self._heartbeat = Heartbeat()
+        self._seq_ids = itertools.count(1)
+        self._state = EngineState.STARTING
+        self._error: Exception | None = None
+        self._router: OutputRouter
+        self._thread: threading.Thread
+        self._ended: asyncio.Future[None]
+
+    @property
+    def clock(self) -> Clock:
+        """The engine's clock."""
+        return self._clock
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine is in its life."""
+        return self._state
+
+    @property
+    def num_open_streams(self) -> int:
+        """Sequences that are still being generated."""
+        return self._router.num_open
+
+    @property
+    def is_alive(self) -> bool:
+        """False when the engine is dead, or one step has taken longer than `stuck_after_s`."""
+        is_stuck = self._heartbeat.silence_ns(self._clock.now_ns()) > self._settings.stuck_after_s * 1e9
+        return self._state is not EngineState.DEAD and not is_stuck
+
+    async def start(self) -> None:
+        """Start the thread and wait until the executor is warm. Raises what the warm-up raised."""
+        loop = asyncio.get_running_loop()
+        self._router = OutputRouter(loop, self._clock, self._inbox.cancel)
+        self._ended = loop.create_future()
+        is_warm: asyncio.Future[None] = loop.create_future()
+
+        def report_warm() -> None:
+            self._state = EngineState.READY
+            is_warm.set_result(None)
+
+        self._thread = threading.Thread(
+            target=self._run, args=(loop, lambda: loop.call_soon_threadsafe(report_warm)), name="engine", daemon=True
+        )
+        self._thread.start()
+        await asyncio.wait({is_warm, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+        if self._error is not None:
+            await self.close()
+            raise self._error
+
+    def submit(self, prompt_token_ids: Int32Array, sampling: SamplingParams, tenant: str = "") -> TokenStream:
+        """Start a sequence; see EngineClient."""
+        self._check_may_submit(prompt_token_ids, sampling)
+        now_ns = self._clock.now_ns()
+        seq_id = next(self._seq_ids)
+        request = Request(seq_id, prompt_token_ids, sampling, self._eos_token_ids, tenant, now_ns)
+        self._inbox.submit(request)
+        stream = TokenStream(seq_id, len(prompt_token_ids), self._settings.max_pending_tokens)
+        stream.submitted_ns = now_ns
+        self._router.open(stream)
+        return stream
+
+    def cancel(self, seq_id: int) -> None:
+        """Forget the sequence; see EngineClient. Must be called on the loop's thread."""
+        if self._router.close(seq_id):
+            self._inbox.cancel(seq_id)
+
+    def drain(self) -> None:
+        """Take no new sequences; open ones go on."""
+        if self._state is EngineState.READY:
+            self._state = EngineState.DRAINING
+
+    def abandon_all(self, error: Exception) -> None:
+        """End every open stream with `error`; their blocks are free at the next step boundary."""
+        self._router.fail_all(error)
+
+    async def wait_ended(self) -> Exception | None:
+        """Wait until the engine thread has stopped. Yields the error that stopped it, None after `close`."""
+        await asyncio.shield(self._ended)
+        return self._error
+
+    async def close(self) -> None:
+        """End open streams and the thread, free the executor. Idempotent."""
+        self._inbox.close()
+        await asyncio.shield(self._ended)
+        self._thread.join()
+
+    def _check_may_submit(self, prompt_token_ids: Int32Array, sampling: SamplingParams) -> None:
+        if self._state is EngineState.DEAD:
+            raise EngineDeadError("the engine has stopped after an error") from self._error
+        if self._state is not EngineState.READY:
+            raise DrainingError(f"the engine is {self._state.value}")
+        limits, settings, router = self._executor.limits, self._settings, self._router
+        # The last token is never fed back, so that its keys and values need no slot.
+        num_blocks = -(-(len(prompt_token_ids) + sampling.max_tokens - 1) // limits.block_size)
+        if num_blocks > limits.num_blocks - 1:
+            message = f"the request may need {num_blocks} KV blocks; this server has {limits.num_blocks - 1}"
+            raise UnserviceableError(message)
+        retry_after_s = min(router.first_token_s, MAX_RETRY_AFTER_S)
+        if router.waiting_requests >= settings.max_waiting_requests:
+            raise OverloadedError(f"{router.waiting_requests} requests wait already", retry_after_s)
+        if router.waiting_requests and router.waiting_tokens + len(prompt_token_ids) > settings.max_waiting_tokens:
+            raise OverloadedError(f"{router.waiting_tokens} prompt tokens wait already", retry_after_s)
+
+    def _run(self, loop: asyncio.AbstractEventLoop, report_warm: Callable[[], object]) -> None:
+        """The engine thread."""
+        error: Exception | None = None
+        try:
+            self._executor.warm_up()
+            report_warm()
+            steps = EngineLoop(
+                self._scheduler,
+                self._executor,
+                self._inbox,
+                self._router,
+                settings=self._settings,
+                clock=self._clock,
+                heartbeat=self._heartbeat,
+                observer=self._observer,
+            )
+            steps.run()
+        except Exception as fault:  # noqa: BLE001 whatever it was, waiting streams must hear of it
+            error = fault
+        finally:
+            self._executor.close()
+            loop.call_soon_threadsafe(self._end, error)
+
+    def _end(self, error: Exception | None) -> None:
+        self._error = error
+        self._state = EngineState.STOPPED if error is None else EngineState.DEAD
+        self._heartbeat.rest()
+        ending = DrainingError("the server has stopped") if error is None else EngineDeadError("the engine has stopped")
+        self._router.fail_all(ending)
+        self._ended.set_result(None)

@@ -1,0 +1,20 @@
+"""Logs what goes wrong on the engine thread."""
+
+import structlog
+
+from service.core.plan import StepPlan
+from service.core.types import StepDelta
+from service.engine.observer import StepTimes
+
+log = structlog.get_logger("chairlift.engine")
+
+
+class EngineLog:
+    """An EngineObserver that writes a line per failed step, and none for a good one."""
+
+    def on_step(self, plan: StepPlan, delta: StepDelta, times: StepTimes) -> None:
+        """Stay silent."""
+
+    def on_step_failed(self, step_id: int, error: Exception, *, will_retry: bool) -> None:
+        """Write one line."""
+        log.error("engine.step_failed", step_id=step_id, error=str(error), will_retry=will_retry)

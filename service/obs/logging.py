@@ -1,0 +1,42 @@
+"""Structured logs: one JSON object a line, or readable lines on a terminal. Never prompts, text or token ids."""
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+from structlog.typing import Processor
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def configure_logging(level: str, log_format: str = "auto", stream: TextIO | None = None) -> None:
+    """Set the process's logging up, once. `log_format` is json, text, or auto: text on a terminal. Default: stderr.
+
+    Records of the standard library's loggers come out the same way.
+    """
+    out = stream or sys.stderr
+    is_text = log_format == "text" or (log_format == "auto" and out.isatty())
+    renderer: Processor = structlog.dev.ConsoleRenderer() if is_text else structlog.processors.JSONRenderer()
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    if not is_text:
+        shared.append(structlog.processors.format_exc_info)
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(file=out),
+        cache_logger_on_first_use=stream is None,
+    )
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
