@@ -1,0 +1,74 @@
+"""An ONNX Runtime session whose inputs and outputs are arrays of ours, bound by address."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy.typing as npt
+import onnxruntime as ort
+
+from service.errors import ConfigError, ExecutorError
+
+Spin = Literal["off", "step"]
+
+
+def session_options(library: Path, num_threads: int, spin: Spin) -> ort.SessionOptions:
+    """Options that every session here shares: our ops, explicit threads, memory that does not grow with use.
+
+    Raises ConfigError when the op library cannot be loaded.
+    """
+    options = ort.SessionOptions()
+    try:
+        options.register_custom_ops_library(str(library))
+    except Exception as error:  # ONNX Runtime's exceptions share no base but this
+        raise ConfigError(f"{library}: the op library cannot be loaded: {error}") from error
+    options.intra_op_num_threads = num_threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0" if spin == "off" else "1")
+    if spin == "step":
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    # A memory pattern is kept for every combination of input shapes ever seen: ragged batches never repeat theirs.
+    options.enable_mem_pattern = False
+    return options
+
+
+class BoundSession:
+    """A session with its one IOBinding. The arrays stay the caller's; they are kept alive while bound."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session = session
+        self._binding = session.io_binding()
+        self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+
+    def bind_input(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Bind the graph input `name` to `array`; free when address and shape are those of the last call."""
+        if self._is_new(name, array):
+            self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def bind_output(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Bind the graph output `name` to `array`, which must have the shape that the graph yields."""
+        if self._is_new(name, array):
+            self._binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def run(self) -> None:
+        """Run the graph on what is bound. Releases the interpreter lock. Raises ExecutorError."""
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # ONNX Runtime's exceptions share no base but this
+            raise ExecutorError(f"a forward pass failed: {error}") from error
+
+    def end_profiling(self) -> Path:
+        """Stop profiling and return the file that was written."""
+        return Path(self._session.end_profiling())
+
+    def _is_new(self, name: str, array: npt.NDArray[Any]) -> bool:
+        key = (array.ctypes.data, array.shape)
+        if self._bound.get(name) == key:
+            return False
+        if not array.flags.c_contiguous:
+            raise ExecutorError(f"{name}: only C-ordered arrays can be bound")
+        self._bound[name] = key
+        self._arrays[name] = array
+        return True

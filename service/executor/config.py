@@ -1,0 +1,22 @@
+"""What an executor is built from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """The executor's part of the configuration."""
+
+    model_dir: Path  # a folder that `chairlift export` wrote
+    device: Literal["cpu"] = "cpu"
+    kv_memory: str = "0.5"  # bytes ("512MiB"), or a share of the memory free after loading the weights ("0.5")
+    kv_dtype: str = "auto"  # auto, float32, float16, int8
+    block_size: int = 16  # token positions per block, a power of two
+    max_num_seqs: int = 16  # rows of one step
+    max_num_batched_tokens: int = 512  # tokens of one step
+    max_model_len: int | None = None  # tokens of one sequence; None: the model's context length
+    num_threads: int | None = None  # None: as many processors as affinity and control groups allow
+    spin: Literal["off", "step"] = "off"  # "step": worker threads spin while a step runs, and only then
+    profile_path: Path | None = None  # prefix of a file that gets the time of every graph node; slows every step

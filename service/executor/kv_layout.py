@@ -1,0 +1,132 @@
+"""The KV buffer's element type, shape and size.
+
+One array per layer, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`: keys, then values; one head's tokens of one
+block are one contiguous run. With int8, the last dimension is `head_dim + 4`: a run of `block_size * (head_dim + 4)`
+bytes holds first the int8 values of its tokens, then one float32 scale per token.
+"""
+
+import enum
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from graphs.manifest import ModelInfo
+from service.errors import ConfigError
+from service.executor.buffers import HUGE_PAGE_BYTES, aligned_zeros
+
+SCALE_BYTES: Final = 4
+_MAX_SLOTS: Final = 2**31 - 1  # slots are int32
+_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY_UNITS: Final = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+class KvDtype(enum.StrEnum):
+    """Element types of the KV buffer."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT8 = "int8"
+
+    @classmethod
+    def choose(cls, choice: str, weight_format: str) -> "KvDtype":
+        """The type named by `choice`; "auto" is float32 beside float32 weights, so that nothing rounds, else float16.
+
+        Raises ConfigError for an unknown name.
+        """
+        if choice == "auto":
+            return cls.FLOAT32 if weight_format == "float32" else cls.FLOAT16
+        try:
+            return cls(choice)
+        except ValueError:
+            names = ", ".join(("auto", *cls))
+            raise ConfigError(f"kv_dtype: {choice!r} is none of {names}") from None
+
+
+KvArray = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """The KV buffer of one model."""
+
+    dtype: KvDtype
+    num_layers: int
+    num_blocks: int  # the null block included
+    num_kv_heads: int
+    block_size: int
+    head_dim: int
+
+    @property
+    def layer_shape(self) -> tuple[int, int, int, int, int]:
+        """Shape of one layer's array."""
+        width = self.head_dim + (SCALE_BYTES if self.dtype is KvDtype.INT8 else 0)
+        return (self.num_blocks, 2, self.num_kv_heads, self.block_size, width)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of one layer's array."""
+        return math.prod(self.layer_shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all layers' arrays."""
+        return self.num_layers * self.layer_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes that one token position takes over all layers."""
+        return self.total_bytes // (self.num_blocks * self.block_size)
+
+
+def parse_kv_memory(text: str, available_bytes: int) -> int:
+    """Bytes for the KV buffer: "1073741824", "512MiB", "2GB", or a share of `available_bytes`: "0.5", "50%".
+
+    A number without a unit is a share up to 1 and bytes above. Raises ConfigError for anything else, and for more
+    bytes than are available.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b?)\s*", text, re.IGNORECASE)
+    unit = match[2].lower() if match else ""
+    if match is None or unit in {"i", "ib"}:
+        raise ConfigError(f"kv_memory: {text!r} is neither bytes (like 512MiB) nor a share of free memory (like 0.5)")
+    number = float(match[1])
+    if unit == "%" or (not unit and number <= 1):
+        share = number / 100 if unit == "%" else number
+        if share > 1:
+            raise ConfigError(f"kv_memory: {text!r} is more than the whole of free memory")
+        return int(share * available_bytes)
+    unit = unit.removesuffix("b")
+    factor = _BINARY_UNITS[unit[0]] if unit.endswith("i") else _UNITS[unit]
+    num_bytes = int(number * factor)
+    if num_bytes > available_bytes:
+        raise ConfigError(f"kv_memory: {text!r} is more than the {available_bytes:,} bytes of free memory")
+    return num_bytes
+
+
+def fit_kv_layout(model: ModelInfo, dtype: KvDtype, block_size: int, kv_memory_bytes: int) -> KvLayout:
+    """The layout with as many blocks as `kv_memory_bytes` hold.
+
+    Raises ConfigError when the block size is no power of two, or when not even one block fits beside the null block.
+    """
+    if block_size < 1 or block_size & (block_size - 1):
+        raise ConfigError(f"block_size: {block_size} is not a power of two")
+
+    def layout(num_blocks: int) -> KvLayout:
+        return KvLayout(dtype, model.num_layers, num_blocks, model.num_kv_heads, block_size, model.head_dim)
+
+    block_bytes = layout(1).total_bytes
+    num_blocks = min(kv_memory_bytes // block_bytes, _MAX_SLOTS // block_size)
+    if num_blocks < 2:
+        raise ConfigError(
+            f"kv_memory: {kv_memory_bytes:,} bytes are too few: a block of {block_size} tokens takes {block_bytes:,} "
+            f"bytes over {model.num_layers} layers ({dtype}), and at least 2 blocks are needed"
+        )
+    return layout(num_blocks)
+
+
+def allocate_kv(layout: KvLayout) -> list[KvArray]:
+    """One array of zeros per layer, huge-page aligned. Memory is taken as blocks are written to."""
+    return [aligned_zeros(layout.layer_shape, layout.dtype, HUGE_PAGE_BYTES) for _ in range(layout.num_layers)]

@@ -1,0 +1,167 @@
+"""The CPU executor: one ONNX Runtime session over prefill.onnx runs every step.
+
+On a CPU, prefill.onnx computes for a decode-only step what decode.onnx does, so one session, with one copy of the
+weights, serves both. All memory that a step touches is allocated here, once, and bound by address.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from graphs.manifest import PREFILL_NAME, Manifest, ModelInfo
+from service.core.batch_state import BatchState
+from service.core.plan import StepPlan
+from service.core.types import Float32Array, StepResult
+from service.errors import ConfigError, ExecutorError, ModelFolderError
+from service.executor.api import ExecutorLimits
+from service.executor.bound_session import BoundSession, session_options
+from service.executor.buffers import aligned_zeros
+from service.executor.config import ExecutorConfig
+from service.executor.huge_pages import collapse_anonymous_memory
+from service.executor.kv_layout import KvDtype, KvLayout, allocate_kv, fit_kv_layout, parse_kv_memory
+from service.executor.machine import available_memory_bytes, num_usable_cpus
+from service.executor.model_variant import KV_INPUT_PREFIX, open_variant
+from service.executor.op_library import OpLibrary
+from service.executor.sample_rows import SampleRowsSession
+from service.executor.sampler import Sampler, SamplingJob
+from service.executor.step_inputs import StepInputBuffers
+
+
+class OrtExecutor:
+    """Runs steps on the CPU. Owned by the engine thread; one step in flight at a time.
+
+    `kv_cache` is the KV buffer, one array of `layout.layer_shape` per layer; steps change it in place.
+    """
+
+    def __init__(self, config: ExecutorConfig, manifest: Manifest) -> None:
+        """Load the model and allocate all buffers. Raises ConfigError."""
+        model = manifest.model
+        library = OpLibrary()
+        num_threads = config.num_threads or num_usable_cpus()
+        dtype = KvDtype.choose(config.kv_dtype, manifest.weight_format)
+        self._session: BoundSession | None = _load_session(config, model, dtype, library, num_threads)
+        # Filled weights move to huge pages before the KV buffer exists, which is empty and would be filled by it.
+        self.num_collapsed_bytes = collapse_anonymous_memory()
+
+        kv_memory_bytes = parse_kv_memory(config.kv_memory, available_memory_bytes())
+        self.layout = fit_kv_layout(model, dtype, config.block_size, kv_memory_bytes)
+        self.limits = _limits(config, model, self.layout)
+        self.kv_cache = allocate_kv(self.layout)
+        for layer, array in enumerate(self.kv_cache):
+            self._session.bind_input(f"{KV_INPUT_PREFIX}{layer}", array)
+        num_floats = library.attention_workspace_floats(num_threads, model.num_heads, model.head_dim)
+        self._session.bind_input("workspace", aligned_zeros((num_floats,), np.float32))
+
+        self._inputs = StepInputBuffers(self.limits)
+        self._logits: Float32Array = aligned_zeros((config.max_num_seqs, model.vocab_size), np.float32)
+        self._sampler = Sampler(config.max_num_seqs)
+        # Sampling is one short parallel region: threads that spin for it would only delay the next step's.
+        options = session_options(library.path, num_threads, "off")
+        self._row_sampler = SampleRowsSession(options, self._logits, self._sampler.params)
+        self._is_busy = False
+
+    def warm_up(self) -> None:
+        """Run the largest step of each kind, so that the first request meets warm buffers. Writes no KV."""
+        limits = self.limits
+        batch = BatchState(limits.max_num_seqs, limits.max_model_len, limits.block_size)
+        batch.num_tokens[:] = batch.num_prompt_tokens[:] = 1
+        chunk = min(limits.max_num_batched_tokens, limits.max_model_len)
+        num_decode_rows = min(limits.max_num_batched_tokens, limits.max_num_seqs)
+        for num_scheduled in (np.full(1, chunk, np.int32), np.ones(num_decode_rows, np.int32)):
+            plan = StepPlan(
+                step_id=0,
+                rows=np.arange(len(num_scheduled), dtype=np.int32),
+                num_scheduled=num_scheduled,
+                samples=np.ones(len(num_scheduled), np.bool_),
+                num_decode_rows=num_decode_rows if len(num_scheduled) > 1 else 0,
+                num_tokens=int(num_scheduled.sum()),
+            )
+            self._start(plan, batch, writes_kv=False).wait()
+
+    def dispatch(self, plan: StepPlan, batch: BatchState) -> "OrtStep":
+        """Compute the step's inputs. The forward pass runs in the handle's `wait`."""
+        return self._start(plan, batch, writes_kv=True)
+
+    def end_profiling(self) -> Path:
+        """Stop profiling and return the file with the time of every node; only with `config.profile_path` set."""
+        return self._open_session().end_profiling()
+
+    def close(self) -> None:
+        """Free the sessions and buffers. Idempotent."""
+        self._session = None
+        self._row_sampler.close()
+        self.kv_cache = []
+
+    def _start(self, plan: StepPlan, batch: BatchState, *, writes_kv: bool) -> "OrtStep":
+        session = self._open_session()
+        if self._is_busy:
+            raise ExecutorError("a step was dispatched while another is in flight")
+        inputs = self._inputs.fill(plan, batch)
+        if not writes_kv:
+            inputs.slot_mapping[:] = -1
+        for name, array in inputs.named():
+            session.bind_input(name, array)
+        job = self._sampler.prepare(batch, plan.rows[plan.samples])
+        session.bind_output("logits", self._logits[: job.num_rows])
+        self._is_busy = True
+        return OrtStep(self, job)
+
+    def _open_session(self) -> BoundSession:
+        if self._session is None:
+            raise ExecutorError("the executor is closed")
+        return self._session
+
+    def _run(self, job: SamplingJob) -> StepResult:
+        try:
+            self._open_session().run()
+            return self._sampler.finish(job, self._logits[: job.num_rows], self._row_sampler)
+        finally:
+            self._is_busy = False
+
+
+class OrtStep:
+    """A step whose inputs are bound. It holds the executor until `wait` returns."""
+
+    def __init__(self, executor: OrtExecutor, job: SamplingJob) -> None:
+        self._executor = executor
+        self._job = job
+
+    def wait(self) -> StepResult:
+        """Run the forward pass and sample. Raises ExecutorError."""
+        return self._executor._run(self._job)
+
+
+def _load_session(
+    config: ExecutorConfig, model: ModelInfo, dtype: KvDtype, library: OpLibrary, num_threads: int
+) -> BoundSession:
+    options = session_options(library.path, num_threads, config.spin)
+    if config.profile_path is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(config.profile_path)
+    path = config.model_dir / PREFILL_NAME
+    with open_variant(path, model, dtype, has_int8_dot=library.has_int8_dot) as variant:
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", str(variant.data_folder)
+        )
+        try:
+            session = ort.InferenceSession(variant.model_bytes, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime's exceptions share no base but this
+            raise ModelFolderError(f"{path}: ONNX Runtime cannot load it: {error}") from error
+    return BoundSession(session)
+
+
+def _limits(config: ExecutorConfig, model: ModelInfo, layout: KvLayout) -> ExecutorLimits:
+    max_model_len = config.max_model_len or model.context_length
+    if max_model_len > model.context_length:
+        raise ConfigError(f"max_model_len: {max_model_len} is more than the model's context of {model.context_length}")
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}: {getattr(config, name)} is less than 1")
+    return ExecutorLimits(
+        num_blocks=layout.num_blocks,
+        block_size=layout.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+    )

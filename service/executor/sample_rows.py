@@ -1,0 +1,68 @@
+"""The graph of one node, `chairlift.SampleRows`, over the logits of a step."""
+
+from typing import Final
+
+import numpy as np
+import onnxruntime as ort
+from onnx import TensorProto, helper
+
+from service.core.types import Float32Array, Int32Array
+from service.errors import ExecutorError
+from service.executor.bound_session import BoundSession
+from service.executor.buffers import aligned_zeros
+from service.executor.sampler import RowParams
+
+_OPSET: Final = 21
+_IR_VERSION: Final = 10
+_TYPES: Final = {
+    "logits": TensorProto.FLOAT,
+    "temperature": TensorProto.FLOAT,
+    "top_k": TensorProto.INT32,
+    "top_p": TensorProto.FLOAT,
+    "min_p": TensorProto.FLOAT,
+    "seed": TensorProto.INT64,
+    "position": TensorProto.INT32,
+}
+
+
+class SampleRowsSession:
+    """Samples prefixes of `logits` `[max_num_seqs, vocab_size]` by `params`. Owned by the engine thread."""
+
+    def __init__(self, options: ort.SessionOptions, logits: Float32Array, params: RowParams) -> None:
+        session = ort.InferenceSession(_sample_rows_model(), options, providers=["CPUExecutionProvider"])
+        self._session: BoundSession | None = BoundSession(session)
+        self._logits = logits
+        self._params = params
+        self._token_ids: Int32Array = aligned_zeros((len(logits),), np.int32)
+
+    def sample(self, num_rows: int) -> Int32Array:
+        """Token ids `[num_rows]`, a copy. Raises ExecutorError."""
+        if num_rows == 0:
+            return np.empty(0, np.int32)
+        if self._session is None:
+            raise ExecutorError("the executor is closed")
+        params = self._params.prefix(num_rows)
+        self._session.bind_input("logits", self._logits[:num_rows])
+        for name in RowParams.__slots__:
+            self._session.bind_input(name, getattr(params, name))
+        token_ids = self._token_ids[:num_rows]
+        self._session.bind_output("token", token_ids)
+        self._session.run()
+        return token_ids.copy()
+
+    def close(self) -> None:
+        """Free the session. Idempotent."""
+        self._session = None
+
+
+def _sample_rows_model() -> bytes:
+    inputs = [
+        helper.make_tensor_value_info(name, kind, ["num_rows", "vocab_size"] if name == "logits" else ["num_rows"])
+        for name, kind in _TYPES.items()
+    ]
+    output = helper.make_tensor_value_info("token", TensorProto.INT32, ["num_rows"])
+    node = helper.make_node("SampleRows", list(_TYPES), ["token"], domain="chairlift")
+    graph = helper.make_graph([node], "sample_rows", inputs, [output])
+    opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("chairlift", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
+    return bytes(model.SerializeToString())

@@ -1,0 +1,115 @@
+"""Chooses the next tokens: rare features edit rows of logits, then one op samples all rows at once."""
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from service.core.batch_state import BatchState
+from service.core.types import Float32Array, Int32Array, Int64Array, StepResult
+from service.executor.buffers import aligned_zeros
+from service.executor.logit_edits import LogitEdit, is_edited, log_softmax, token_logprobs
+
+_EDITED: Final = 1
+_WITH_LOGPROBS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RowParams:
+    """One entry per sampled row, in the order of the logits."""
+
+    temperature: Float32Array  # [num_sampled] 0 is greedy
+    top_k: Int32Array  # [num_sampled] 0 keeps all
+    top_p: Float32Array  # [num_sampled]
+    min_p: Float32Array  # [num_sampled]
+    seed: Int64Array  # [num_sampled]
+    position: Int32Array  # [num_sampled] index in its sequence of the token being chosen
+
+    def prefix(self, length: int) -> "RowParams":
+        """Views of the first `length` entries."""
+        return RowParams(*(getattr(self, name)[:length] for name in self.__slots__))
+
+
+class RowSampler(Protocol):
+    """The op `chairlift.SampleRows` over arrays that were given when it was made."""
+
+    def sample(self, num_rows: int) -> Int32Array:
+        """Token ids `[num_rows]` for the first `num_rows` rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingJob:
+    """What sampling one step takes besides the logits."""
+
+    num_rows: int
+    edits: dict[int, LogitEdit]  # row of the logits -> what to change
+    num_logprobs: dict[int, int]  # row of the logits -> how many of the likeliest tokens to report
+
+
+class Sampler:
+    """Samples a step's rows. Owned by the engine thread.
+
+    Which rows ask for rare features is remembered per row of the BatchState and looked up again only when the
+    row's sequence has changed.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.params = RowParams(
+            temperature=aligned_zeros((max_num_seqs,), np.float32),
+            top_k=aligned_zeros((max_num_seqs,), np.int32),
+            top_p=aligned_zeros((max_num_seqs,), np.float32),
+            min_p=aligned_zeros((max_num_seqs,), np.float32),
+            seed=aligned_zeros((max_num_seqs,), np.int64),
+            position=aligned_zeros((max_num_seqs,), np.int32),
+        )
+        self._known_seq_ids = np.full(max_num_seqs, -1, np.int64)
+        self._features = np.zeros(max_num_seqs, np.int8)
+
+    def prepare(self, batch: BatchState, rows: Int32Array) -> SamplingJob:
+        """Gather the parameters of `rows`, the rows of `batch` that sample, in the order of their logits."""
+        params = self.params.prefix(len(rows))
+        params.temperature[:] = batch.temperature[rows]
+        params.top_k[:] = batch.top_k[rows]
+        params.top_p[:] = batch.top_p[rows]
+        params.min_p[:] = batch.min_p[rows]
+        params.seed[:] = batch.seed[rows]
+        params.position[:] = batch.num_tokens[rows]
+        features = self._features_of(batch, rows)
+        job = SamplingJob(num_rows=len(rows), edits={}, num_logprobs={})
+        for index in np.flatnonzero(features).tolist():
+            row = int(rows[index])
+            sampling = batch.sampling[row]
+            if sampling is None:
+                continue
+            if features[index] & _EDITED:
+                job.edits[index] = LogitEdit.of(batch, row, sampling)
+            if features[index] & _WITH_LOGPROBS:
+                job.num_logprobs[index] = sampling.num_logprobs
+        return job
+
+    def finish(self, job: SamplingJob, logits: Float32Array, row_sampler: RowSampler) -> StepResult:
+        """Sample the rows of `job` from `logits` `[num_rows, vocab_size]`, which is changed in place."""
+        logprobs = {index: log_softmax(logits[index]) for index in job.num_logprobs}
+        for index, edit in job.edits.items():
+            edit.apply(logits[index])
+        token_ids = row_sampler.sample(job.num_rows)
+        return StepResult(
+            token_ids=token_ids,
+            logprobs={
+                index: token_logprobs(logprobs[index], int(token_ids[index]), num_top)
+                for index, num_top in job.num_logprobs.items()
+            },
+        )
+
+    def _features_of(self, batch: BatchState, rows: Int32Array) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
+        """Feature bits per row; looks at SamplingParams only where a row's sequence is new."""
+        seq_ids = batch.seq_ids[rows]
+        for row in rows[self._known_seq_ids[rows] != seq_ids].tolist():
+            sampling = batch.sampling[row]
+            self._known_seq_ids[row] = batch.seq_ids[row]
+            self._features[row] = 0
+            if sampling is not None:
+                has_logprobs = sampling.num_logprobs >= 0
+                self._features[row] = _EDITED * is_edited(sampling) | _WITH_LOGPROBS * has_logprobs
+        return self._features[rows]

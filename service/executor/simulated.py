@@ -1,0 +1,86 @@
+"""An executor without a model, for tests and simulation: tokens are a hash that a reader can compute by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from service.core.batch_state import BatchState
+from service.core.plan import StepPlan
+from service.core.types import Int32Array, StepResult
+from service.errors import ExecutorError
+from service.executor.api import ExecutorLimits
+
+_MULTIPLIERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9))
+_EMPTY_SLOT = -1
+
+
+def toy_tokens(last_tokens: npt.ArrayLike, positions: npt.ArrayLike, vocab_size: int) -> Int32Array:
+    """The token that follows `last_tokens` when it stands at `positions`: a hash of both, below `vocab_size`."""
+    # At least one dimension: numpy warns of wrap-around, which is meant here, for scalars only.
+    last = np.atleast_1d(last_tokens).astype(np.uint64)
+    position = np.atleast_1d(positions).astype(np.uint64)
+    mixed = (last * _MULTIPLIERS[0]) ^ ((position + np.uint64(1)) * _MULTIPLIERS[1])
+    mixed ^= mixed >> np.uint64(31)
+    mixed *= _MULTIPLIERS[0]
+    return np.asarray((mixed >> np.uint64(33)) % np.uint64(vocab_size)).astype(np.int32)
+
+
+class SimulatedExecutor:
+    """Chooses `toy_tokens` and keeps the ids of computed tokens where a model keeps their keys and values.
+
+    Before a row gets its token, every slot of its context is compared with the row's known tokens: a wrong block
+    table, a block given to two sequences or a skipped token is an ExecutorError. `step_ns` gives the virtual duration
+    of a step; `elapsed_ns` sums it up. Owned by one thread.
+    """
+
+    def __init__(
+        self, limits: ExecutorLimits, vocab_size: int = 1000, step_ns: Callable[[StepPlan], int] | None = None
+    ) -> None:
+        self.limits = limits
+        self.elapsed_ns = 0
+        self._vocab_size = vocab_size
+        self._step_ns = step_ns
+        self._slots = np.full((limits.num_blocks, limits.block_size), _EMPTY_SLOT, np.int32)
+
+    def warm_up(self) -> None:
+        """Nothing is cold here."""
+
+    def dispatch(self, plan: StepPlan, batch: BatchState) -> "SimulatedStep":
+        """Write the step's tokens into their slots and choose the next ones."""
+        starts = batch.num_computed_tokens[plan.rows]
+        for row, start, count in zip(plan.rows.tolist(), starts.tolist(), plan.num_scheduled.tolist(), strict=True):
+            self._compute(batch, row, start, start + count)
+        if self._step_ns is not None:
+            self.elapsed_ns += self._step_ns(plan)
+        sampled = plan.rows[plan.samples]
+        positions = batch.num_tokens[sampled]
+        last_tokens = batch.token_ids[sampled, positions - 1]
+        return SimulatedStep(StepResult(token_ids=toy_tokens(last_tokens, positions, self._vocab_size)))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _compute(self, batch: BatchState, row: int, start: int, end: int) -> None:
+        positions = np.arange(end)
+        blocks = batch.block_table[row, positions // self.limits.block_size]
+        offsets = positions % self.limits.block_size
+        self._slots[blocks[start:], offsets[start:]] = batch.token_ids[row, start:end]
+        wrong: npt.NDArray[Any] = np.flatnonzero(self._slots[blocks, offsets] != batch.token_ids[row, :end])
+        if len(wrong):
+            raise ExecutorError(
+                f"sequence {batch.seq_ids[row]}: the slot of position {wrong[0]} (block {blocks[wrong[0]]}) holds "
+                "another sequence's token"
+            )
+
+
+class SimulatedStep:
+    """A step that is already done."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def wait(self) -> StepResult:
+        """The tokens that `dispatch` chose."""
+        return self._result

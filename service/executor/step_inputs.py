@@ -1,0 +1,103 @@
+"""The graph inputs of one step, computed from its plan into arrays at fixed addresses.
+
+Nothing is padded: every step binds prefixes of arrays that are as large as the largest step. No Python loop runs over
+rows or tokens.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.core.batch_state import BatchState
+from service.core.plan import StepPlan
+from service.core.types import Int32Array
+from service.executor.api import ExecutorLimits
+from service.executor.buffers import aligned_zeros
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step's views of a StepInputBuffers; valid until its next `fill`."""
+
+    token_ids: Int32Array  # [num_tokens]
+    positions: Int32Array  # [num_tokens]
+    slot_mapping: Int32Array  # [num_tokens] slot = block * block_size + offset
+    cu_seqlens: Int32Array  # [num_rows + 1] cumulative number of tokens
+    context_lens: Int32Array  # [num_rows] tokens of the sequence after this step
+    block_table: Int32Array  # [num_rows, max_blocks] as wide as the longest row needs
+    logit_indices: Int32Array  # [num_sampled] tokens that get logits
+
+    def named(self) -> Iterator[tuple[str, Int32Array]]:
+        """Every graph input's name and array."""
+        for name in self.__slots__:
+            yield name, getattr(self, name)
+
+
+class StepInputBuffers:
+    """The memory behind every step's inputs. Owned by the engine thread; addresses never change."""
+
+    def __init__(self, limits: ExecutorLimits) -> None:
+        max_tokens, max_rows = limits.max_num_batched_tokens, limits.max_num_seqs
+        max_blocks = -(-limits.max_model_len // limits.block_size)
+        self._block_bits = limits.block_size.bit_length() - 1
+        self._token_ids = _int32(max_tokens)
+        self._positions = _int32(max_tokens)
+        self._slot_mapping = _int32(max_tokens)
+        self._cu_seqlens = _int32(max_rows + 1)
+        self._context_lens = _int32(max_rows)
+        self._block_table = _int32(max_rows * max_blocks)
+        self._logit_indices = _int32(max_rows)
+
+    def fill(self, plan: StepPlan, batch: BatchState) -> StepInputs:
+        """Compute the inputs of `plan`. The plan must keep the limits that the buffers were made for."""
+        num_rows, num_tokens = len(plan.rows), plan.num_tokens
+        num_computed = batch.num_computed_tokens[plan.rows]
+        context_lens = np.add(num_computed, plan.num_scheduled, out=self._context_lens[:num_rows])
+        cu_seqlens = self._cu_seqlens[: num_rows + 1]
+        np.cumsum(plan.num_scheduled, out=cu_seqlens[1:])
+        positions = self._positions[:num_tokens]
+        if num_tokens == num_rows:
+            token_rows = plan.rows
+            positions[:] = num_computed
+        else:
+            token_rows = np.repeat(plan.rows, plan.num_scheduled)
+            # A token's position is its index in the step plus what its row had computed, less where its row starts.
+            np.add(
+                np.arange(num_tokens, dtype=np.int32),
+                np.repeat(num_computed - cu_seqlens[:-1], plan.num_scheduled),
+                out=positions,
+            )
+        sampled = cu_seqlens[1:][plan.samples]
+        return StepInputs(
+            token_ids=_gather(batch.token_ids, token_rows, positions, self._token_ids[:num_tokens]),
+            positions=positions,
+            slot_mapping=self._fill_slots(batch, token_rows, positions),
+            cu_seqlens=cu_seqlens,
+            context_lens=context_lens,
+            block_table=self._fill_block_table(batch, plan.rows, int(context_lens.max())),
+            logit_indices=np.subtract(sampled, 1, out=self._logit_indices[: len(sampled)]),
+        )
+
+    def _fill_slots(self, batch: BatchState, token_rows: Int32Array, positions: Int32Array) -> Int32Array:
+        slots = self._slot_mapping[: len(positions)]
+        _gather(batch.block_table, token_rows, positions >> self._block_bits, slots)
+        slots <<= self._block_bits
+        slots |= positions & ((1 << self._block_bits) - 1)
+        return slots
+
+    def _fill_block_table(self, batch: BatchState, rows: Int32Array, max_context: int) -> Int32Array:
+        width = -(-max_context // (1 << self._block_bits))
+        table = self._block_table[: len(rows) * width].reshape(len(rows), width)
+        # Bounds are the plan's promise; "clip" lets numpy write straight into `table`.
+        return batch.block_table[:, :width].take(rows, axis=0, out=table, mode="clip")
+
+
+def _int32(length: int) -> Int32Array:
+    return aligned_zeros((length,), np.int32)
+
+
+def _gather(table: Int32Array, rows: Int32Array, columns: Int32Array, out: Int32Array) -> Int32Array:
+    """`table[rows, columns]` into `out`."""
+    out[:] = table[rows, columns]
+    return out
