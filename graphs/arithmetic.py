@@ -1,0 +1,244 @@
+"""How a decoder's blocks compute: in floats, or in integers with one scale per token.
+
+Both are written as the same five steps around the GEMMs, so that `layers` describes each block once:
+
+    step        float arithmetic                       integer arithmetic (w8a8)
+    norm        RMSNormalization                       RmsNormQuantize
+    activate    nothing                                Quantize
+    project     Gemm or MatMulNBits                    MatMulInteger
+    gate        silu(gate) * up                        SwiGluQuantize, which rescales gate and up as well
+    add_norm    SkipSimplifiedLayerNormalization       AddRmsNormQuantize, which rescales the summand as well
+    to_float    nothing                                Rescale
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from onnx import TensorProto
+
+from graphs.decoder_weights import BlockProjection, ChannelProjection, FloatProjection, Projection
+from graphs.graph_builder import CHAIRLIFT, MICROSOFT, Dim, GraphBuilder, Value, floats, int32s, int64s, uint8s
+from graphs.rotation import rotation_block
+from graphs.tensors import BLOCK_SIZE
+
+_WEIGHT_ZERO_POINT: Final = "weight_zero_point"  # the executor sets it to 128 where it turns int8 weights into uint8
+_ACCURACY_LEVEL: Final = 4  # int8 activations inside MatMulNBits, its only fast path on a CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A value [rows, width] on its way between two steps."""
+
+    name: str  # float32; for quantised rows uint8; for products of integer GEMMs int32
+    rows: Dim
+    width: int
+    row_params: str = ""  # [rows, 2] scale and zero point of each row; "" for floats
+    weights: ChannelProjection | None = None  # of a product: what to rescale it by
+
+    @property
+    def rescaling(self) -> list[str]:
+        """The inputs that turn this product into floats: row_params, col_scale, col_sum."""
+        assert self.weights is not None
+        return [self.row_params, self.weights.col_scale, self.weights.col_sum]
+
+
+class FloatArithmetic:
+    """Float32 activations; weights in float32, float16 (cast once, when the graph is loaded), or blocks of integers."""
+
+    def __init__(self, builder: GraphBuilder, epsilon: float) -> None:
+        """`epsilon` is that of the norms."""
+        self._builder = builder
+        self._epsilon = epsilon
+        self._block_sums: dict[str, str] = {}  # of each GEMM input, shared by all GEMMs that read it
+
+    def norm(self, name: str, residual: Rows, weight: str) -> Rows:
+        """The RMS norm of the residual stream."""
+        out = floats(f"{name}/out", residual.rows, residual.width)
+        inputs = [residual.name, self._builder.weight(weight)]
+        self._builder.node("RMSNormalization", inputs, out, axis=-1, epsilon=self._epsilon)
+        return Rows(out.name, residual.rows, residual.width)
+
+    def activate(self, name: str, x: Rows) -> Rows:
+        """Floats are what projections read."""
+        del name
+        return x
+
+    def project(self, name: str, x: Rows, projection: Projection) -> Rows:
+        """x W^T + bias."""
+        match projection:
+            case FloatProjection():
+                return self._float(name, x, projection)
+            case BlockProjection():
+                return self._blocks(name, x, projection)
+            case ChannelProjection():
+                raise TypeError("per-channel integer weights need integer arithmetic")
+
+    def gate(self, name: str, x: Rows, projections: Sequence[Projection]) -> Rows:
+        """silu(gate) * up, each from its own projection of `x`."""
+        gate = self.project(f"{name}/gate", x, projections[0])
+        up = self.project(f"{name}/up", x, projections[1])
+        # With alpha 1 QuickGelu is x * sigmoid(x), in one pass.
+        silu = floats(f"{name}/silu", x.rows, gate.width)
+        self._builder.node("QuickGelu", [gate.name], silu, domain=MICROSOFT, alpha=1.0)
+        out = floats(f"{name}/gated", x.rows, gate.width)
+        self._builder.node("Mul", [silu.name, up.name], out)
+        return Rows(out.name, x.rows, gate.width)
+
+    def add_norm(self, name: str, residual: Rows, summand: Rows, weight: str) -> tuple[Rows, Rows]:
+        """Add to the residual stream; yield it and its norm."""
+        shape = (residual.rows, residual.width)
+        total, out = floats(f"{name}/residual", *shape), floats(f"{name}/out", *shape)
+        self._builder.node(
+            "SkipSimplifiedLayerNormalization",
+            [residual.name, summand.name, self._builder.weight(weight)],
+            out,
+            None,
+            None,
+            total,
+            domain=MICROSOFT,
+            epsilon=self._epsilon,
+        )
+        return Rows(total.name, *shape), Rows(out.name, *shape)
+
+    def to_float(self, name: str, product: Rows) -> Rows:
+        """Products are floats already."""
+        del name
+        return product
+
+    def _float(self, name: str, x: Rows, projection: FloatProjection) -> Rows:
+        builder = self._builder
+        weight = builder.weight(projection.weight)
+        if builder.weight_type(weight) == TensorProto.FLOAT16:
+            wide = floats(f"{name}/weight", projection.out_features, x.width)
+            weight = builder.node("Cast", [weight], wide, to=TensorProto.FLOAT)
+        out = floats(f"{name}/out", x.rows, projection.out_features)
+        bias = [builder.weight(projection.bias)] if projection.bias else []
+        builder.node("Gemm", [x.name, weight, *bias], out, transB=1)
+        return Rows(out.name, x.rows, projection.out_features)
+
+    def _blocks(self, name: str, x: Rows, projection: BlockProjection) -> Rows:
+        builder = self._builder
+        zero_points = builder.weight(projection.zero_points) if projection.zero_points else ""
+        bias = builder.weight(projection.bias) if projection.bias else ""
+        inputs = [x.name, builder.weight(projection.packed), builder.weight(projection.scales), zero_points, "", bias]
+        while not inputs[-1]:
+            inputs.pop()
+        shape = (x.rows, projection.out_features)
+        product = floats(f"{name}/codes" if projection.correction else f"{name}/out", *shape)
+        builder.node(
+            "MatMulNBits",
+            inputs,
+            product,
+            domain=MICROSOFT,
+            K=projection.in_features,
+            N=projection.out_features,
+            bits=projection.bits,
+            block_size=BLOCK_SIZE,
+            accuracy_level=_ACCURACY_LEVEL,
+        )
+        if projection.correction:
+            out = floats(f"{name}/out", *shape)
+            builder.node("Gemm", [self._sums(x), builder.weight(projection.correction), product.name], out)
+            return Rows(out.name, *shape)
+        return Rows(product.name, *shape)
+
+    def _sums(self, x: Rows) -> str:
+        """The sum of each block of 32 channels of `x`: [rows, width / 32]."""
+        if x.name not in self._block_sums:
+            builder = self._builder
+            num_blocks = x.width // BLOCK_SIZE
+            shape = builder.constant(f"shape.0x{num_blocks}x{BLOCK_SIZE}", int64s(0, num_blocks, BLOCK_SIZE))
+            blocks = floats(f"{x.name}.blocks", x.rows, num_blocks, BLOCK_SIZE)
+            builder.node("Reshape", [x.name, shape], blocks)
+            sums = floats(f"{x.name}.block_sums", x.rows, num_blocks)
+            builder.node("ReduceSum", [blocks.name, builder.constant("axis.2", int64s(2))], sums, keepdims=0)
+            self._block_sums[x.name] = sums.name
+        return self._block_sums[x.name]
+
+
+class IntegerArithmetic:
+    """GEMMs of uint8 activations, one scale and zero point per token, with int8 weights, one scale per channel.
+
+    What a rotated projection reads is rotated by the op that quantises it, in blocks of `rotation_block(width)`.
+    """
+
+    def __init__(self, builder: GraphBuilder, epsilon: float) -> None:
+        """`epsilon` is that of the norms."""
+        self._builder = builder
+        self._epsilon = epsilon
+
+    def norm(self, name: str, residual: Rows, weight: str) -> Rows:
+        """The RMS norm of the residual stream, rotated and quantised."""
+        quantized = self._quantized(name, residual.rows, residual.width)
+        self._builder.node(
+            "RmsNormQuantize",
+            [residual.name, self._builder.weight(weight)],
+            *quantized,
+            domain=CHAIRLIFT,
+            epsilon=self._epsilon,
+            rotation=rotation_block(residual.width),
+        )
+        return Rows(quantized[0].name, residual.rows, residual.width, quantized[1].name)
+
+    def activate(self, name: str, x: Rows) -> Rows:
+        """Quantise attention's output; it is even enough without a rotation."""
+        quantized = self._quantized(name, x.rows, x.width)
+        self._builder.node("Quantize", [x.name], *quantized, domain=CHAIRLIFT, rotation=0)
+        return Rows(quantized[0].name, x.rows, x.width, quantized[1].name)
+
+    def project(self, name: str, x: Rows, projection: Projection) -> Rows:
+        """The integer product; its rescaling, and its bias, are left to the step that reads it."""
+        if not isinstance(projection, ChannelProjection):
+            raise TypeError("integer arithmetic needs per-channel integer weights")
+        builder = self._builder
+        zero_point = builder.constant(_WEIGHT_ZERO_POINT, np.zeros((), np.int8))
+        out = int32s(f"{name}/acc", x.rows, projection.out_features)
+        builder.node("MatMulInteger", [x.name, builder.weight(projection.values), "", zero_point], out)
+        for initializer in (projection.col_scale, projection.col_sum):
+            builder.weight(initializer)
+        return Rows(out.name, x.rows, projection.out_features, x.row_params, projection)
+
+    def gate(self, name: str, x: Rows, projections: Sequence[Projection]) -> Rows:
+        """silu(gate) * up of one stacked projection, rotated and quantised."""
+        (projection,) = projections
+        product = self.project(f"{name}/gate_up", x, projection)
+        width = product.width // 2
+        quantized = self._quantized(f"{name}/gated", x.rows, width)
+        inputs = [product.name, *product.rescaling]
+        self._builder.node("SwiGluQuantize", inputs, *quantized, domain=CHAIRLIFT, rotation=rotation_block(width))
+        return Rows(quantized[0].name, x.rows, width, quantized[1].name)
+
+    def add_norm(self, name: str, residual: Rows, summand: Rows, weight: str) -> tuple[Rows, Rows]:
+        """Add a product to the residual stream; yield it and its norm, rotated and quantised."""
+        assert summand.weights is not None
+        shape = (residual.rows, residual.width)
+        total = floats(f"{name}/residual", *shape)
+        quantized = self._quantized(name, *shape)
+        bias = [self._builder.weight(summand.weights.bias)] if summand.weights.bias else []
+        self._builder.node(
+            "AddRmsNormQuantize",
+            [residual.name, summand.name, *summand.rescaling, self._builder.weight(weight), *bias],
+            total,
+            *quantized,
+            domain=CHAIRLIFT,
+            epsilon=self._epsilon,
+            rotation=rotation_block(residual.width),
+        )
+        return Rows(total.name, *shape), Rows(quantized[0].name, *shape, quantized[1].name)
+
+    def to_float(self, name: str, product: Rows) -> Rows:
+        """Rescale a product, and add its bias."""
+        assert product.weights is not None
+        bias = [self._builder.weight(product.weights.bias)] if product.weights.bias else []
+        out = floats(f"{name}/out", product.rows, product.width)
+        self._builder.node("Rescale", [product.name, *product.rescaling, *bias], out, domain=CHAIRLIFT)
+        return Rows(out.name, product.rows, product.width)
+
+    @staticmethod
+    def _quantized(name: str, rows: Dim, width: int) -> tuple[Value, Value]:
+        return uint8s(f"{name}/quantized", rows, width), floats(f"{name}/row_params", rows, 2)
+
+
+Arithmetic = FloatArithmetic | IntegerArithmetic
