@@ -52,4 +52,4 @@ BPE_RULES: Final[Mapping[str, BpeRules]] = {
     "deepseek-coder": _DEEPSEEK_CODER,
     "default": _DEFAULT,  # also for files too old to name one, as llama.cpp does
 }
-"""By the value of `tokenizer.ggml.pre`. The expressions are those of the models' own `tokenizer.json` files."""
+"""By the value of `tokenizer.ggml.pre`. The expressions are those of the models' own files, "default" llama.cpp's."""

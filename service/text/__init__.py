@@ -1,0 +1,1 @@
+"""Text: tokenizing, streaming detokenizing, chat templates."""
