@@ -4,6 +4,8 @@ On a CPU, prefill.onnx computes for a decode-only step what decode.onnx does, so
 weights, serves both. All memory that a step touches is allocated here, once, and bound by address.
 """
 
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from service.executor.bound_session import BoundSession, session_options
 from service.executor.buffers import aligned_zeros
 from service.executor.config import ExecutorConfig
 from service.executor.huge_pages import collapse_anonymous_memory
-from service.executor.kv_layout import KvDtype, KvLayout, allocate_kv, fit_kv_layout, parse_kv_memory
+from service.executor.kv_layout import KvArray, KvDtype, KvLayout, allocate_kv, fit_kv_layout, parse_kv_memory
 from service.executor.machine import available_memory_bytes, num_usable_cpus
 from service.executor.model_variant import KV_INPUT_PREFIX, open_variant
 from service.executor.op_library import OpLibrary
@@ -28,17 +30,27 @@ from service.executor.sampler import Sampler, SamplingJob
 from service.executor.step_inputs import StepInputBuffers
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where one step's time went."""
+
+    inputs_ns: int  # computing and binding the inputs
+    forward_ns: int
+    sampling_ns: int
+
+
 class OrtExecutor:
     """Runs steps on the CPU. Owned by the engine thread; one step in flight at a time.
 
     `kv_cache` is the KV buffer, one array of `layout.layer_shape` per layer; steps change it in place.
+    `last_times` is of the last step that was waited for.
     """
 
     def __init__(self, config: ExecutorConfig, manifest: Manifest) -> None:
         """Load the model and allocate all buffers. Raises ConfigError."""
         model = manifest.model
         library = OpLibrary()
-        num_threads = config.num_threads or num_usable_cpus()
+        num_threads = self.num_threads = config.num_threads or num_usable_cpus()
         dtype = KvDtype.choose(config.kv_dtype, manifest.weight_format)
         self._session: BoundSession | None = _load_session(config, model, dtype, library, num_threads)
         # Filled weights move to huge pages before the KV buffer exists, which is empty and would be filled by it.
@@ -47,9 +59,7 @@ class OrtExecutor:
         kv_memory_bytes = parse_kv_memory(config.kv_memory, available_memory_bytes())
         self.layout = fit_kv_layout(model, dtype, config.block_size, kv_memory_bytes)
         self.limits = _limits(config, model, self.layout)
-        self.kv_cache = allocate_kv(self.layout)
-        for layer, array in enumerate(self.kv_cache):
-            self._session.bind_input(f"{KV_INPUT_PREFIX}{layer}", array)
+        self.bind_kv_cache(allocate_kv(self.layout))
         num_floats = library.attention_workspace_floats(num_threads, model.num_heads, model.head_dim)
         self._session.bind_input("workspace", aligned_zeros((num_floats,), np.float32))
 
@@ -60,6 +70,13 @@ class OrtExecutor:
         options = session_options(library.path, num_threads, "off")
         self._row_sampler = SampleRowsSession(options, self._logits, self._sampler.params)
         self._is_busy = False
+        self.last_times = StepTimes(0, 0, 0)
+
+    def bind_kv_cache(self, arrays: list[KvArray]) -> None:
+        """Use `arrays`, one per layer, as the KV buffer from the next step on."""
+        self.kv_cache = arrays
+        for layer, array in enumerate(arrays):
+            self._open_session().bind_input(f"{KV_INPUT_PREFIX}{layer}", array)
 
     def warm_up(self) -> None:
         """Run the largest step of each kind, so that the first request meets warm buffers. Writes no KV."""
@@ -97,6 +114,7 @@ class OrtExecutor:
         session = self._open_session()
         if self._is_busy:
             raise ExecutorError("a step was dispatched while another is in flight")
+        started_ns = time.perf_counter_ns()
         inputs = self._inputs.fill(plan, batch)
         if not writes_kv:
             inputs.slot_mapping[:] = -1
@@ -105,17 +123,22 @@ class OrtExecutor:
         job = self._sampler.prepare(batch, plan.rows[plan.samples])
         session.bind_output("logits", self._logits[: job.num_rows])
         self._is_busy = True
-        return OrtStep(self, job)
+        return OrtStep(self, job, time.perf_counter_ns() - started_ns)
 
     def _open_session(self) -> BoundSession:
         if self._session is None:
             raise ExecutorError("the executor is closed")
         return self._session
 
-    def _run(self, job: SamplingJob) -> StepResult:
+    def _run(self, job: SamplingJob, inputs_ns: int) -> StepResult:
         try:
+            started_ns = time.perf_counter_ns()
             self._open_session().run()
-            return self._sampler.finish(job, self._logits[: job.num_rows], self._row_sampler)
+            forward_end_ns = time.perf_counter_ns()
+            result = self._sampler.finish(job, self._logits[: job.num_rows], self._row_sampler)
+            end_ns = time.perf_counter_ns()
+            self.last_times = StepTimes(inputs_ns, forward_end_ns - started_ns, end_ns - forward_end_ns)
+            return result
         finally:
             self._is_busy = False
 
@@ -123,13 +146,14 @@ class OrtExecutor:
 class OrtStep:
     """A step whose inputs are bound. It holds the executor until `wait` returns."""
 
-    def __init__(self, executor: OrtExecutor, job: SamplingJob) -> None:
+    def __init__(self, executor: OrtExecutor, job: SamplingJob, inputs_ns: int) -> None:
         self._executor = executor
         self._job = job
+        self._inputs_ns = inputs_ns
 
     def wait(self) -> StepResult:
         """Run the forward pass and sample. Raises ExecutorError."""
-        return self._executor._run(self._job)
+        return self._executor._run(self._job, self._inputs_ns)
 
 
 def _load_session(

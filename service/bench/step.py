@@ -1,0 +1,248 @@
+"""`chairlift bench step`: what one decode step costs, and where its time goes.
+
+Each case fills a scheduler with sequences of one context length and runs decode steps on the real executor, over a KV
+buffer of noise. A second session, with ONNX Runtime's profiler on, repeats every step right after it, so that both see
+the same machine: the profiler's node times give GEMM and attention, the unprofiled step gives the sum.
+"""
+
+import json
+import statistics
+import sys
+import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import numpy as np
+
+from service.bench.node_times import node_times_ns, split
+from service.bench.read_bandwidth import ReadBandwidth
+from service.core.scheduler import Scheduler, SchedulerConfig
+from service.core.types import Request, SamplingParams, StepResult
+from service.errors import ConfigError
+from service.executor.api import ExecutorLimits
+from service.executor.config import ExecutorConfig
+from service.executor.factory import create_executor
+from service.executor.kv_layout import KvArray, KvDtype, KvLayout, allocate_kv
+from service.executor.ort import OrtExecutor, StepTimes
+
+_WARM_UP_STEPS: Final = 3
+_SAMPLING: Final = SamplingParams(max_tokens=1 << 20, temperature=0.8, top_p=0.95, ignore_eos=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """One case: medians over its steps, in milliseconds per step."""
+
+    batch: int
+    context: int
+    step_ms: float
+    gemm_ms: float
+    attention_ms: float
+    sampling_ms: float
+    scheduling_ms: float  # plan and commit
+    rest_ms: float  # all other nodes of the graph, and computing and binding the inputs
+    tokens_per_s: float
+    kv_read_bytes_per_s: float
+    memory_read_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What was measured of one case, step by step."""
+
+    batch: int
+    context: int
+    scheduling_ns: list[int]
+    times: list[StepTimes]
+    memory_read_bytes_per_s: float
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags of the command."""
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="model folder")
+    parser.add_argument("--batch", type=_numbers, default="1,4,16,64", metavar="N,..", help="sequences per step")
+    parser.add_argument("--context", type=_numbers, default="64,512,2048", metavar="N,..", help="tokens per sequence")
+    parser.add_argument("--steps", type=int, default=16, metavar="N", help="steps per case (default 16)")
+    parser.add_argument("--kv-dtype", default="auto", choices=("auto", *KvDtype), help="element type of the KV buffer")
+    parser.add_argument("--block-size", type=int, default=16, metavar="N", help="token positions per block")
+    parser.add_argument("--threads", type=int, default=None, metavar="N", help="threads of one step")
+    parser.add_argument("--spin", default="off", choices=("off", "step"), help="let waiting threads spin in a step")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+
+
+def run(arguments: Namespace) -> int:
+    """Measure every case and print it. Raises ConfigError. Returns the exit code."""
+    costs = measure(arguments)
+    if arguments.json:
+        sys.stdout.write(json.dumps([asdict(cost) for cost in costs], indent=2) + "\n")
+    else:
+        sys.stdout.write(format_table(costs))
+    return 0
+
+
+def measure(arguments: Namespace) -> list[StepCost]:
+    """The costs of every case that the model's context and the free memory allow. Raises ConfigError."""
+    config = ExecutorConfig(
+        model_dir=arguments.model,
+        kv_memory="0.8",
+        kv_dtype=arguments.kv_dtype,
+        block_size=arguments.block_size,
+        max_num_seqs=max(arguments.batch),
+        max_num_batched_tokens=max(arguments.batch),
+        num_threads=arguments.threads,
+        spin=arguments.spin,
+    )
+    with TemporaryDirectory() as folder, closing(create_executor(config)) as timed:
+        profile = replace(config, profile_path=Path(folder) / "step")
+        with closing(create_executor(profile)) as profiled:
+            assert isinstance(timed, OrtExecutor) and isinstance(profiled, OrtExecutor)
+            cases = _run_cases(arguments, timed, profiled)
+            node_times = node_times_ns(profiled.end_profiling())
+    costs = []
+    for case in cases:
+        runs, node_times = node_times[: len(case.times)], node_times[len(case.times) :]
+        costs.append(_cost(case, runs, timed.layout.token_bytes))
+    return costs
+
+
+def format_table(costs: Iterable[StepCost]) -> str:
+    """A table with one line per case; times in milliseconds, with their share of the step."""
+    parts = ("gemm", "attention", "sampling", "scheduling", "rest")
+    lines = ["batch context   step ms " + "".join(f"{name:>17}" for name in parts) + "   tokens/s  KV GB/s  of memory"]
+    for cost in costs:
+        shares = "".join(
+            f"{getattr(cost, name + '_ms'):9.3f} ({getattr(cost, name + '_ms') / cost.step_ms:5.1%})" for name in parts
+        )
+        rate, memory = cost.kv_read_bytes_per_s / 1e9, cost.memory_read_bytes_per_s / 1e9
+        lines.append(
+            f"{cost.batch:5} {cost.context:7} {cost.step_ms:9.2f} {shares} {cost.tokens_per_s:10.1f} {rate:8.1f} "
+            f"{rate / memory:4.0%} of {memory:.1f}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _run_cases(arguments: Namespace, timed: OrtExecutor, profiled: OrtExecutor) -> list[_Case]:
+    num_steps = arguments.steps + _WARM_UP_STEPS
+    limits, layout = timed.limits, timed.layout
+    sizes = {}
+    for batch in arguments.batch:
+        for context in arguments.context:
+            num_blocks = 1 + batch * -(-(context + num_steps + 1) // limits.block_size)
+            if context + num_steps < limits.max_model_len and num_blocks <= limits.num_blocks:
+                sizes[batch, context] = num_blocks
+            else:
+                sys.stderr.write(f"batch {batch}, context {context}: left out, too long for model or memory\n")
+    if not sizes:
+        raise ConfigError("no case fits the model's context and the free memory")
+    kv_cache = _noise(replace(layout, num_blocks=max(sizes.values())))
+    timed.bind_kv_cache(kv_cache)
+    profiled.bind_kv_cache(kv_cache)
+    with ReadBandwidth(timed.num_threads) as bandwidth:
+        cases = []
+        for (batch, context), num_blocks in sizes.items():
+            scheduler = _filled_scheduler(replace(limits, num_blocks=num_blocks), batch, context - num_steps // 2)
+            before = bandwidth.measure()
+            case = _run_steps(scheduler, timed, profiled, num_steps)
+            cases.append(_Case(batch, context, *case, memory_read_bytes_per_s=max(before, bandwidth.measure())))
+    return cases
+
+
+def _run_steps(
+    scheduler: Scheduler, timed: OrtExecutor, profiled: OrtExecutor, num_steps: int
+) -> tuple[list[int], list[StepTimes]]:
+    scheduling_ns, times = [], []
+    for _ in range(num_steps):
+        start = time.perf_counter_ns()
+        plan = scheduler.plan(start)
+        planned = time.perf_counter_ns()
+        assert plan is not None, "the sequences never end"
+        result = timed.dispatch(plan, scheduler.batch).wait()
+        profiled.dispatch(plan, scheduler.batch).wait()
+        waited = time.perf_counter_ns()
+        scheduler.commit(plan, result)
+        scheduling_ns.append(planned - start + time.perf_counter_ns() - waited)
+        times.append(timed.last_times)
+    return scheduling_ns, times
+
+
+def _filled_scheduler(limits: ExecutorLimits, batch: int, num_prompt_tokens: int) -> Scheduler:
+    """A scheduler whose `batch` sequences have all computed their prompts, without running them."""
+    num_prompt_tokens = max(1, num_prompt_tokens)
+    config = SchedulerConfig(
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_num_seqs=batch,
+        max_num_batched_tokens=batch * num_prompt_tokens,
+        max_model_len=limits.max_model_len,
+        max_waiting_tokens=batch * num_prompt_tokens,
+        watermark_fraction=0.0,
+    )
+    scheduler = Scheduler(config)
+    for seq_id in range(batch):
+        prompt = np.full(num_prompt_tokens, 1, np.int32)
+        scheduler.add(Request(seq_id=seq_id, prompt_token_ids=prompt, sampling=replace(_SAMPLING, seed=seq_id)))
+    while scheduler.batch.num_decode_rows < batch:
+        plan = scheduler.plan(0)
+        assert plan is not None, "the sequences never end"
+        scheduler.commit(plan, StepResult(token_ids=np.ones(int(plan.samples.sum()), np.int32)))
+    return scheduler
+
+
+def _noise(layout: KvLayout) -> list[KvArray]:
+    """A KV buffer of random finite values: untouched pages would all be one page of zeros, read from a cache."""
+    rng = np.random.default_rng(0)
+    block: KvArray = np.zeros(layout.layer_shape[1:], layout.dtype)
+    if layout.dtype is KvDtype.INT8:
+        runs = block.reshape(2, layout.num_kv_heads, -1)
+        num_values = layout.block_size * layout.head_dim
+        runs[..., :num_values] = rng.integers(-127, 128, (2, layout.num_kv_heads, num_values))
+        runs[..., num_values:] = np.full(layout.block_size, 0.01, np.float32).view(np.int8)
+    else:
+        block[:] = rng.standard_normal(block.shape)
+    arrays = allocate_kv(layout)
+    for array in arrays:
+        array[:] = block
+    return arrays
+
+
+def _cost(case: _Case, node_times: list[Counter[str]], token_bytes: int) -> StepCost:
+    kept = slice(_WARM_UP_STEPS, None)
+    times = case.times[kept]
+    splits = [split(counts) for counts in node_times[kept]]
+    gemm, attention = (_median_ms(column) for column in zip(*splits, strict=True))
+    scheduling, sampling = _median_ms(case.scheduling_ns[kept]), _median_ms(t.sampling_ns for t in times)
+    step = scheduling + sampling + _median_ms(t.inputs_ns + t.forward_ns for t in times)
+    return StepCost(
+        batch=case.batch,
+        context=case.context,
+        step_ms=step,
+        gemm_ms=gemm,
+        attention_ms=attention,
+        sampling_ms=sampling,
+        scheduling_ms=scheduling,
+        rest_ms=step - gemm - attention - sampling - scheduling,
+        tokens_per_s=case.batch / step * 1e3,
+        kv_read_bytes_per_s=case.batch * case.context * token_bytes / attention * 1e3,
+        memory_read_bytes_per_s=case.memory_read_bytes_per_s,
+    )
+
+
+def _median_ms(values_ns: Iterable[int]) -> float:
+    return statistics.median(values_ns) / 1e6
+
+
+def _numbers(text: str) -> list[int]:
+    """A comma-separated list of positive integers."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a list of numbers like 1,4,16") from None
+    if min(numbers) < 1:
+        raise ArgumentTypeError(f"{text!r} holds a number below 1")
+    return numbers
