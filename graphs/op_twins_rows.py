@@ -95,7 +95,8 @@ def rescale(
 def _norm_rows(x: Float32Array, weight: Float32Array, epsilon: float) -> Float32Array:
     wide = x.astype(np.float64)
     mean_square = np.mean(wide * wide, axis=-1, keepdims=True)
-    return (wide / np.sqrt(mean_square + epsilon) * weight).astype(np.float32)
+    normed: Float32Array = (wide / np.sqrt(mean_square + epsilon) * weight).astype(np.float32)
+    return normed
 
 
 def rms_norm_quantize(
