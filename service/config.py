@@ -25,17 +25,17 @@ class ExecutorSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    kv_memory: str = Field("0.5", description="memory of the KV buffer: 512MiB, or a share of what is free, as 0.5")
-    kv_dtype: Literal["auto", "float32", "float16", "int8"] = Field("auto", description="element type of the KV buffer")
-    block_size: int = Field(16, ge=1, description="token positions per KV block, a power of two")
-    max_num_seqs: int = Field(16, ge=1, description="sequences that run at the same time")
-    max_num_batched_tokens: int = Field(512, ge=1, description="tokens of one step")
+    kv_memory: str = Field(default="0.5", description="KV buffer: 512MiB, or a share of free memory, as 0.5")
+    kv_dtype: Literal["auto", "float32", "float16", "int8"] = Field(default="auto", description="type of a KV element")
+    block_size: int = Field(default=16, ge=1, description="token positions per KV block, a power of two")
+    max_num_seqs: int = Field(default=16, ge=1, description="sequences that run at the same time")
+    max_num_batched_tokens: int = Field(default=512, ge=1, description="tokens of one step")
     max_model_len: int | None = Field(
-        None, ge=2, description="tokens of one sequence, prompt and output; unset: the model's context"
+        default=None, ge=2, description="tokens of one sequence, prompt and output; unset: the model's context"
     )
-    threads: int | None = Field(None, ge=1, description="threads of one step; unset: every usable processor")
+    threads: int | None = Field(default=None, ge=1, description="threads of one step; unset: every usable processor")
     spin: Literal["off", "step"] = Field(
-        "off", description="step: waiting threads spin while a step runs; quicker steps for more processor time"
+        default="off", description="step: waiting threads spin while a step runs; quicker steps for more processor time"
     )
 
     def executor_config(self, model_dir: Path) -> ExecutorConfig:
@@ -58,8 +58,10 @@ class LogSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level that is logged")
-    log_format: Literal["auto", "json", "text"] = Field("auto", description="form of a line; auto: text on a terminal")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level to log")
+    log_format: Literal["auto", "json", "text"] = Field(
+        default="auto", description="auto: text on a terminal, else json"
+    )
 
 
 LAYERS: tuple[type[BaseModel], ...] = (ExecutorSettings, EngineSettings, ServerSettings, LogSettings)

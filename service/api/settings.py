@@ -8,9 +8,9 @@ class ServerSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    host: str = Field("127.0.0.1", description="address to listen on; plaintext, so leave loopback only in a mesh")
-    port: int = Field(50051, ge=0, le=65535, description="port to listen on; 0 takes any free one")
-    drain_delay_s: float = Field(0.0, ge=0, description="seconds after SIGTERM in which new requests are still taken")
-    drain_grace_s: float = Field(30.0, ge=0, description="seconds that running streams then have to finish")
-    max_receive_bytes: int = Field(4 << 20, ge=1024, description="largest request message")
-    max_connection_age_s: int = Field(600, ge=1, description="seconds after which clients are told to connect again")
+    host: str = Field(default="127.0.0.1", description="address to listen on, in plaintext")
+    port: int = Field(default=50051, ge=0, le=65535, description="port to listen on; 0 takes any free one")
+    drain_delay_s: float = Field(default=0.0, ge=0, description="seconds after SIGTERM that take new requests")
+    drain_grace_s: float = Field(default=30.0, ge=0, description="seconds that running streams then have to finish")
+    max_receive_bytes: int = Field(default=4 << 20, ge=1024, description="largest request message")
+    max_connection_age_s: int = Field(default=600, ge=1, description="seconds until clients must connect again")

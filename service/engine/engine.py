@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable
 
 from service.clock import Clock
+from service.core.scheduler import Scheduler
 from service.core.types import Int32Array, Request, SamplingParams
 from service.engine.health import EngineState, Heartbeat
 from service.engine.inbox import Inbox
-from service.engine.loop import EngineLoop, StepScheduler
+from service.engine.loop import EngineLoop
 from service.engine.observer import EngineObserver
 from service.engine.router import OutputRouter
 from service.engine.settings import EngineSettings
@@ -29,7 +30,7 @@ class Engine:
 
     def __init__(
         self,
-        scheduler: StepScheduler,
+        scheduler: Scheduler,
         executor: Executor,
         settings: EngineSettings,
         *,
@@ -164,8 +165,9 @@ class Engine:
                 observer=self._observer,
             )
             steps.run()
-        except Exception as fault:  # noqa: BLE001 whatever it was, waiting streams must hear of it
+        except Exception as fault:
             error = fault
+            self._observer.on_death(fault)
         finally:
             self._executor.close()
             loop.call_soon_threadsafe(self._end, error)

@@ -28,6 +28,10 @@ class EngineObserver(Protocol):
         """A step was aborted; with `will_retry` it is planned again, else the engine dies."""
         ...
 
+    def on_death(self, error: Exception) -> None:
+        """The engine stopped because of `error`. Called once, last."""
+        ...
+
 
 class NullObserver:
     """Observes nothing."""
@@ -36,4 +40,7 @@ class NullObserver:
         """Drop the event."""
 
     def on_step_failed(self, step_id: int, error: Exception, *, will_retry: bool) -> None:
+        """Drop the event."""
+
+    def on_death(self, error: Exception) -> None:
         """Drop the event."""

@@ -8,9 +8,9 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_waiting_requests: int = Field(1024, ge=1, description="requests that may wait for their first token")
-    max_waiting_tokens: int = Field(1 << 20, ge=1, description="prompt tokens of waiting requests, together")
-    max_pending_tokens: int = Field(4096, ge=1, description="tokens held for a client that reads too slowly")
-    max_step_retries: int = Field(3, ge=0, description="retries in a row of a step after a transient error")
-    retry_pause_s: float = Field(0.05, ge=0, description="seconds before the first retry; doubles with each")
-    stuck_after_s: float = Field(120.0, gt=0, description="seconds after which one step counts as stuck")
+    max_waiting_requests: int = Field(default=1024, ge=1, description="requests that may wait for their first token")
+    max_waiting_tokens: int = Field(default=1 << 20, ge=1, description="prompt tokens of waiting requests, together")
+    max_pending_tokens: int = Field(default=4096, ge=1, description="tokens held for a client that reads too slowly")
+    max_step_retries: int = Field(default=3, ge=0, description="retries in a row of a step after a transient error")
+    retry_pause_s: float = Field(default=0.05, ge=0, description="seconds before the first retry; doubles with each")
+    stuck_after_s: float = Field(default=120.0, gt=0, description="seconds after which one step counts as stuck")

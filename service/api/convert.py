@@ -1,0 +1,116 @@
+"""Protobuf messages to and from the front side's own types."""
+
+from collections.abc import Iterable
+
+from chairlift.inference.v1 import inference_pb2 as pb
+from google.protobuf.duration_pb2 import Duration
+
+from service.api.frontend import Generation, TextChunk, Timings
+from service.api.params import ChatPrompt, GenerationParams, Prompt, TextPrompt, TokenPrompt
+from service.core.types import FinishReason, TokenLogprobs
+from service.errors import InvalidRequestError
+
+_OPTIONAL = tuple(field.name for field in pb.SamplingParams.DESCRIPTOR.fields if field.has_presence)
+_FINISH_REASONS = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+def prompt_of(request: pb.GenerateRequest) -> Prompt:
+    """The request's prompt. Raises InvalidRequestError when none is set."""
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return TextPrompt(request.text)
+    if kind == "token_ids":
+        return TokenPrompt(list(request.token_ids.ids))
+    if kind == "messages":
+        messages = [(message.role, message.content) for message in request.messages.messages]
+        return ChatPrompt(messages)
+    raise InvalidRequestError("prompt", None, "one of text, token_ids and messages is required")
+
+
+def params_of(sampling: pb.SamplingParams) -> GenerationParams:
+    """The sampling fields that are set; nothing is checked."""
+    given = {name: getattr(sampling, name) for name in _OPTIONAL if sampling.HasField(name)}
+    return GenerationParams(
+        logit_bias=dict(sampling.logit_bias),
+        stop_token_ids=list(sampling.stop_token_ids),
+        stop_strings=list(sampling.stop_strings),
+        **given,
+    )
+
+
+def request_message(prompt: Prompt, params: GenerationParams) -> pb.GenerateRequest:
+    """The request that `prompt_of` and `params_of` read back. Raises InvalidRequestError as `sampling_message` does."""
+    request = pb.GenerateRequest(sampling=sampling_message(params))
+    if isinstance(prompt, TextPrompt):
+        request.text = prompt.text
+    elif isinstance(prompt, TokenPrompt):
+        request.token_ids.ids.extend(prompt.token_ids)
+    else:
+        request.messages.messages.extend(
+            pb.ChatMessage(role=role, content=content) for role, content in prompt.messages
+        )
+    return request
+
+
+def sampling_message(params: GenerationParams) -> pb.SamplingParams:
+    """The message that `params_of` reads back. Raises InvalidRequestError for what protobuf cannot carry."""
+    message = pb.SamplingParams(logit_bias=params.logit_bias)
+    for name in _OPTIONAL:
+        value = getattr(params, name)
+        if value is not None:
+            try:
+                setattr(message, name, value)
+            except ValueError as error:
+                raise InvalidRequestError(name, value, str(error)) from error
+    message.stop_token_ids.extend(params.stop_token_ids)
+    message.stop_strings.extend(params.stop_strings)
+    return message
+
+
+def chunk_message(chunk: TextChunk) -> pb.GenerateResponse:
+    """One chunk of a stream."""
+    return pb.GenerateResponse(
+        chunk=pb.GenerateChunk(token_ids=chunk.token_ids, text=chunk.text, logprobs=logprobs_messages(chunk.logprobs))
+    )
+
+
+def complete_message(generation: Generation) -> pb.GenerateComplete:
+    """How a finished generation ended, and what it took."""
+    return pb.GenerateComplete(
+        finish_reason=_FINISH_REASONS[generation.finish_reason],
+        usage=pb.Usage(prompt_tokens=generation.num_prompt_tokens, completion_tokens=generation.num_completion_tokens),
+        timings=_timings_message(generation.timings),
+        stop_string=generation.stop_string,
+    )
+
+
+def logprobs_messages(logprobs: Iterable[TokenLogprobs]) -> list[pb.TokenLogprobs]:
+    """One message per token."""
+    return [
+        pb.TokenLogprobs(
+            logprob=entry.chosen,
+            top=[
+                pb.TokenLogprob(token_id=token_id, logprob=logprob)
+                for token_id, logprob in zip(entry.top_token_ids.tolist(), entry.top_logprobs.tolist(), strict=True)
+            ],
+        )
+        for entry in logprobs
+    ]
+
+
+def _timings_message(timings: Timings) -> pb.Timings:
+    return pb.Timings(
+        prepare_duration=_duration(timings.prepare_ns),
+        first_token_duration=_duration(timings.first_token_ns),
+        decode_duration=_duration(timings.decode_ns),
+        total_duration=_duration(timings.total_ns),
+    )
+
+
+def _duration(duration_ns: int) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(duration_ns)
+    return duration

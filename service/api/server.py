@@ -1,0 +1,110 @@
+"""The gRPC server: its options, its health, its end."""
+
+import asyncio
+import contextlib
+
+import grpc
+from chairlift.inference.v1 import inference_pb2 as pb
+from chairlift.inference.v1 import inference_pb2_grpc as pb_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from service.api.frontend import Frontend
+from service.api.servicers import InferenceServicer
+from service.api.settings import ServerSettings
+from service.engine.engine import Engine
+from service.errors import ConfigError, DrainingError
+
+INFERENCE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
+ALIVE = ""  # the health name of the process itself
+STOP_TIMEOUT_S = 5.0  # for handlers to say good-bye once their streams have ended
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
+    """Channel arguments of the server."""
+    return [
+        ("grpc.so_reuseport", 0),  # else a second server on the same port would start without an error
+        ("grpc.max_receive_message_length", settings.max_receive_bytes),
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # The default of 300 s kills clients that ping during long quiet calls.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+        # No grace: the default lets running streams finish on an aged connection.
+        ("grpc.max_connection_age_ms", settings.max_connection_age_s * 1000),
+    ]
+
+
+class Server:
+    """Owns the listening port and the services on it. Lives on the event loop's thread.
+
+    `bind`, then `start` with a warm engine, then `drain`. Health name "" says that loop and engine thread make
+    progress, the name of InferenceService that requests are taken.
+    """
+
+    def __init__(self, settings: ServerSettings, *, watch_period_s: float = 1.0) -> None:
+        self._settings = settings
+        self._watch_period_s = watch_period_s
+        self._server = grpc.aio.server(options=server_options(settings))
+        self._health = health.aio.HealthServicer()
+        self._engine: Engine
+        self._watch: asyncio.Task[None]
+
+    def bind(self) -> int:
+        """Take the port, before the model is loaded. Yields the port. Raises ConfigError when it is in use."""
+        host, port = self._settings.host, self._settings.port
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound = self._server.add_insecure_port(address)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise ConfigError(f"cannot listen on {address}: the port is in use, or the address is not this machine's")
+        return bound
+
+    async def start(self, engine: Engine, frontend: Frontend) -> None:
+        """Take requests for a ready engine."""
+        self._engine = engine
+        pb_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(frontend), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        await self._server.start()
+        await self._health.set(ALIVE, _SERVING)
+        await self._health.set(INFERENCE, _SERVING)
+        self._watch = asyncio.create_task(self._watch_engine())
+
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """Stop in order: not ready, refuse, let streams finish, end the rest. `hurry` skips what is left of waiting."""
+        settings = self._settings
+        self._watch.cancel()
+        await self._health.enter_graceful_shutdown()
+        await _wait(hurry.wait(), settings.drain_delay_s)
+        self._engine.drain()
+        stopping = asyncio.create_task(self._server.stop(settings.drain_grace_s + STOP_TIMEOUT_S))
+        hurrying = asyncio.create_task(hurry.wait())
+        await asyncio.wait({stopping, hurrying}, timeout=settings.drain_grace_s, return_when=asyncio.FIRST_COMPLETED)
+        hurrying.cancel()
+        self._engine.abandon_all(DrainingError("the server is shutting down"))
+        # A client that does not read keeps its handler in a write: such RPCs are cut off.
+        await _wait(stopping, STOP_TIMEOUT_S)
+        await self._server.stop(0)
+
+    async def _watch_engine(self) -> None:
+        """Keep the health of the process true, and end readiness with the engine."""
+        ended = asyncio.create_task(self._engine.wait_ended())
+        try:
+            while not ended.done():
+                await asyncio.wait({ended}, timeout=self._watch_period_s)
+                await self._health.set(ALIVE, _SERVING if self._engine.is_alive else _NOT_SERVING)
+            await self._health.set(INFERENCE, _NOT_SERVING)
+        finally:
+            ended.cancel()
+
+
+async def _wait(awaitable: "asyncio.Future[object] | object", timeout_s: float) -> None:
+    """Wait for `awaitable`, at most `timeout_s` seconds."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(awaitable, timeout_s)  # type: ignore[arg-type]

@@ -1,0 +1,129 @@
+"""The gRPC services: one request's way in, and its answer's way out."""
+
+import re
+import uuid
+
+import grpc
+import structlog
+from chairlift.inference.v1 import inference_pb2 as pb
+from chairlift.inference.v1 import inference_pb2_grpc as pb_grpc
+
+from service.api.convert import chunk_message, complete_message, logprobs_messages, params_of, prompt_of
+from service.api.frontend import Frontend, Generation
+from service.api.status import mapping_of, status_of
+from service.errors import InvalidRequestError, UnknownModelError
+
+REQUEST_ID_KEY = "x-request-id"
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")  # visible ASCII: it goes into metadata and logs
+
+log = structlog.get_logger("chairlift.api")
+
+
+class Call:
+    """One RPC: its request id, its errors, its log line."""
+
+    def __init__(self, context: "grpc.aio.ServicerContext[object, object]") -> None:
+        self._context = context
+        given = str(dict(context.invocation_metadata() or ()).get(REQUEST_ID_KEY, ""))
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self._generation: Generation | None = None
+        self._code = grpc.StatusCode.CANCELLED  # until the RPC ends in another way
+
+    async def admit(self, generation: Generation) -> None:
+        """Send the initial metadata: from here on, no client retries the RPC by itself."""
+        self._generation = generation
+        await self._context.send_initial_metadata(((REQUEST_ID_KEY, self.request_id),))
+
+    def succeed(self) -> None:
+        """The last message has been written."""
+        self._code = grpc.StatusCode.OK
+
+    async def abort(self, error: Exception) -> None:
+        """End the RPC with the error's status; always raises."""
+        self._code, reason = mapping_of(error)
+        if self._code is grpc.StatusCode.INTERNAL:
+            log.error("request.fault", request_id=self.request_id, reason=reason, exc_info=error)
+        await self._context.abort_with_status(status_of(error, self.request_id))
+
+    def log(self) -> None:
+        """Write the request's one line."""
+        fields: dict[str, object] = {"request_id": self.request_id, "code": self._code.name}
+        generation = self._generation
+        if generation is not None:
+            timings = generation.timings
+            fields |= {
+                "finish_reason": generation.finish_reason.name,
+                "prompt_tokens": generation.num_prompt_tokens,
+                "completion_tokens": generation.num_completion_tokens,
+                "prepare_ms": round(timings.prepare_ns / 1e6, 3),
+                "first_token_ms": round(timings.first_token_ns / 1e6, 3),
+                "decode_ms": round(timings.decode_ns / 1e6, 3),
+                "total_ms": round(timings.total_ns / 1e6, 3),
+            }
+        log.info("request.finished", **fields)
+
+
+class InferenceServicer(pb_grpc.InferenceServiceServicer):
+    """chairlift.inference.v1.InferenceService."""
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def Generate(  # type: ignore[override]  # noqa: N802 the RPC's name; it writes, the stub expects yields
+        self, request: pb.GenerateRequest, context: "grpc.aio.ServicerContext[object, object]"
+    ) -> None:
+        """Stream one generation. However the RPC ends, leaving the generation's context frees its blocks."""
+        call = Call(context)
+        try:
+            with await self._submit(request) as generation:
+                await call.admit(generation)
+                await context.write(self._started(call, generation))
+                async for chunk in generation:
+                    await context.write(chunk_message(chunk))
+                await context.write(pb.GenerateResponse(complete=complete_message(generation)))
+            call.succeed()
+        except Exception as error:
+            await call.abort(error)
+        finally:
+            call.log()
+
+    async def GenerateUnary(  # noqa: N802 the RPC's name
+        self, request: pb.GenerateUnaryRequest, context: "grpc.aio.ServicerContext[object, object]"
+    ) -> pb.GenerateUnaryResponse:
+        """Answer one generation at once."""
+        call = Call(context)
+        try:
+            if not request.HasField("request"):
+                raise InvalidRequestError("request", None, "required")
+            with await self._submit(request.request) as generation:
+                whole = await generation.collect()
+            await call.admit(generation)
+            call.succeed()
+            return pb.GenerateUnaryResponse(
+                request_id=call.request_id,
+                model=self._frontend.limits.model_name,
+                token_ids=whole.token_ids,
+                text=whole.text,
+                logprobs=logprobs_messages(whole.logprobs),
+                complete=complete_message(generation),
+            )
+        except Exception as error:
+            await call.abort(error)
+            raise
+        finally:
+            call.log()
+
+    async def _submit(self, request: pb.GenerateRequest) -> Generation:
+        served = self._frontend.limits.model_name
+        if request.model and request.model != served:
+            raise UnknownModelError(request.model, served)
+        return await self._frontend.submit(prompt_of(request), params_of(request.sampling))
+
+    def _started(self, call: Call, generation: Generation) -> pb.GenerateResponse:
+        return pb.GenerateResponse(
+            started=pb.GenerateStarted(
+                request_id=call.request_id,
+                model=self._frontend.limits.model_name,
+                prompt_tokens=generation.num_prompt_tokens,
+            )
+        )

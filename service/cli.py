@@ -1,0 +1,70 @@
+"""The `chairlift` command: finds the command's module, and turns every expected error into one line on stderr."""
+
+import importlib
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+
+from graphs.errors import ExportError
+from graphs.manifest import ManifestError
+from service.errors import ChairliftError
+
+COMMANDS = {
+    "serve": "serve a model over gRPC until SIGTERM",
+    "generate": "stream one answer to the terminal, from a server or from a model folder",
+    "run": "answer a file of requests, batched through the same engine, without a server",
+    "pull": "fetch a model that is known by name",
+    "export": "turn a GGUF file or Hugging Face folder into a model folder",
+    "health": "ask a server whether it serves",
+    "bench": "measure what a step costs",
+    "version": "print the version",
+}
+DESCRIPTION = """Serves language models: continuous batching over ONNX Runtime, streamed over gRPC.
+
+  chairlift pull smollm2-135m
+  chairlift export models/SmolLM2-135M-Instruct.Q4_1.gguf --out models/smollm2
+  chairlift serve --model models/smollm2
+  chairlift generate --target 127.0.0.1:50051 "What is the capital of France?"
+"""
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; yields the process's exit code: 2 after an error, 130 after Ctrl-C."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = build_parser(arguments[0] if arguments else None)
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return EXIT_ERROR
+    try:
+        return int(args.run(args))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stdout = None
+        return 1
+    except (ChairliftError, ExportError, ManifestError, OSError) as error:
+        message = " ".join(str(error).split())
+        print(f"chairlift {args.command}: {message}", file=sys.stderr)
+        return EXIT_ERROR
+
+
+def build_parser(command: str | None) -> ArgumentParser:
+    """The parser with all commands' names, but the flags of `command` alone: the other modules stay unloaded."""
+    parser = ArgumentParser("chairlift", description=DESCRIPTION, formatter_class=RawDescriptionHelpFormatter)
+    parser.set_defaults(command=None)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        child = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        if name == command:
+            module = importlib.import_module(f"service.commands.{name}")
+            module.add_arguments(child)
+            child.set_defaults(command=name, run=module.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

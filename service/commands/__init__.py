@@ -1,0 +1,1 @@
+"""One module per command of `chairlift`: `add_arguments(parser)` and `run(args) -> exit code`."""

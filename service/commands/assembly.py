@@ -1,0 +1,80 @@
+"""Puts a served model together: executor, scheduler, engine, and the front side before them."""
+
+import gc
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphs.manifest import Manifest, ManifestError
+from service.api.frontend import Frontend
+from service.api.params import ModelLimits
+from service.clock import MonotonicClock
+from service.config import ExecutorSettings
+from service.core.scheduler import Scheduler, SchedulerConfig
+from service.engine.engine import Engine
+from service.engine.observer import EngineObserver
+from service.engine.settings import EngineSettings
+from service.errors import ModelFolderError
+from service.executor.api import ExecutorLimits
+from service.executor.factory import create_executor
+from service.text.chat import ChatTemplate
+from service.text.tokenizer import Tokenizer
+
+SWITCH_INTERVAL_S = 2e-4
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A loaded model. Owns its engine: `start` it on the event loop, `engine.close` it in the end."""
+
+    engine: Engine
+    frontend: Frontend
+
+    async def start(self) -> None:
+        """Warm up; afterwards what has been made so far is never looked at by the garbage collector again."""
+        # The engine thread must get the interpreter back quickly after each forward pass.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        await self.engine.start()
+        gc.collect()
+        gc.freeze()
+
+
+def load_model(
+    model_dir: Path, executor: ExecutorSettings, engine: EngineSettings, observer: EngineObserver
+) -> ServedModel:
+    """Check and load a model folder. Raises ModelFolderError for the folder, ConfigError for a setting."""
+    try:
+        manifest = Manifest.load(model_dir)
+    except ManifestError as error:
+        raise ModelFolderError(str(error)) from error
+    model = manifest.model
+    tokenizer = Tokenizer.load(model_dir)
+    tokens = {
+        name: None if token_id is None else tokenizer.token(token_id)
+        for name, token_id in (("bos_token", model.bos_token_id), ("eos_token", next(iter(model.eos_token_ids), None)))
+    }
+    chat_template = ChatTemplate.load(model_dir, **tokens)
+    loaded = create_executor(executor.executor_config(model_dir))
+    scheduler = Scheduler(scheduler_config(loaded.limits, engine))
+    clock = MonotonicClock()
+    served = Engine(scheduler, loaded, engine, eos_token_ids=model.eos_token_ids, clock=clock, observer=observer)
+    limits = ModelLimits(
+        model_name=model.name,
+        vocab_size=model.vocab_size,
+        max_model_len=loaded.limits.max_model_len,
+        max_kv_tokens=(loaded.limits.num_blocks - 1) * loaded.limits.block_size,
+    )
+    return ServedModel(served, Frontend(served, tokenizer, chat_template, limits))
+
+
+def scheduler_config(limits: ExecutorLimits, engine: EngineSettings) -> SchedulerConfig:
+    """The scheduler's limits. Its queue also holds preempted sequences, which were admitted long before."""
+    return SchedulerConfig(
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        max_waiting_requests=engine.max_waiting_requests + limits.max_num_seqs,
+        max_waiting_tokens=engine.max_waiting_tokens + limits.max_num_seqs * limits.max_model_len,
+    )

@@ -1,0 +1,22 @@
+"""`chairlift export`: from a published model to a model folder."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from graphs.export import export_model
+from service.commands.weights import DEFAULT_WEIGHTS, add_weights_argument
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags of `export`."""
+    parser.add_argument("source", metavar="SOURCE", help="a GGUF file, a Hugging Face folder, or a hub id")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the model folder to write")
+    add_weights_argument(parser, DEFAULT_WEIGHTS)
+    parser.add_argument("--overwrite", action="store_true", help="replace DIR if it exists")
+
+
+def run(args: Namespace) -> int:
+    """Export, and print the folder."""
+    export_model(Path(args.source), args.out, args.weights, overwrite=args.overwrite)
+    print(args.out)
+    return 0

@@ -1,0 +1,110 @@
+"""`chairlift generate`: one answer, streamed to the terminal."""
+
+import asyncio
+import sys
+from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
+from pathlib import Path
+
+import grpc
+from chairlift.inference.v1 import inference_pb2_grpc
+
+from service import config
+from service.api.convert import request_message
+from service.api.params import ChatPrompt, GenerationParams, Prompt, TextPrompt
+from service.engine.settings import EngineSettings
+from service.errors import ChairliftError
+from service.obs.engine_log import EngineLog
+from service.obs.logging import configure_logging
+
+NUMBERS: dict[str, tuple[type, str]] = {
+    "max_tokens": (int, "most tokens to generate (default: what is left of the context)"),
+    "temperature": (float, "0 always takes the likeliest token (default 1)"),
+    "top_k": (int, "keep the k likeliest tokens; 0 keeps all (default 0)"),
+    "top_p": (float, "keep the likeliest tokens that have this mass (default 1)"),
+    "min_p": (float, "drop tokens less likely than this fraction of the likeliest (default 0)"),
+    "repetition_penalty": (float, "divide the logits of tokens that occurred (default 1)"),
+    "frequency_penalty": (float, "lower a token's logit by this for each time it was generated (default 0)"),
+    "presence_penalty": (float, "lower a token's logit by this once it was generated (default 0)"),
+    "seed": (int, "same seed, same answer (default: drawn at random)"),
+    "min_tokens": (int, "do not end before this many tokens (default 0)"),
+}
+
+
+class RemoteError(ChairliftError):
+    """A server answered with an error status, or not at all."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags of `generate`."""
+    parser.add_argument("prompt", metavar="PROMPT", help="what to answer, or with --raw to continue")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--model", type=Path, metavar="DIR", help="load this model folder")
+    where.add_argument("--target", metavar="HOST:PORT", help="ask this server")
+    parser.add_argument("--raw", action="store_true", help="continue PROMPT as it stands, without the chat template")
+    parser.add_argument("--system", metavar="TEXT", help="system message of the conversation")
+    add_sampling_arguments(parser)
+    config.add_arguments(parser, config.ExecutorSettings)
+
+
+def add_sampling_arguments(parser: ArgumentParser) -> None:
+    """Add a flag for each sampling field that one can type."""
+    group = parser.add_argument_group("sampling")
+    for name, (kind, text) in NUMBERS.items():
+        metavar = "N" if kind is int else "X"
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, default=SUPPRESS, metavar=metavar, help=text)
+    group.add_argument("--ignore-eos", action=BooleanOptionalAction, default=False, help="go on after the model's end")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given several times"
+    )
+
+
+def run(args: Namespace) -> int:
+    """Stream the answer."""
+    sampling = {name: getattr(args, name) for name in NUMBERS if hasattr(args, name)}
+    params = GenerationParams(ignore_eos=args.ignore_eos, stop_strings=args.stop, **sampling)
+    if args.target is not None:
+        _ask_server(args.target, _prompt(args, has_template=True), params)
+    else:
+        config.check_environment()
+        asyncio.run(_ask_model(args, params))
+    return 0
+
+
+def _prompt(args: Namespace, *, has_template: bool) -> Prompt:
+    if args.raw or not has_template:
+        return TextPrompt(args.prompt)
+    system = [] if args.system is None else [("system", args.system)]
+    return ChatPrompt([*system, ("user", args.prompt)])
+
+
+async def _ask_model(args: Namespace, params: GenerationParams) -> None:
+    from service.commands.assembly import load_model  # noqa: PLC0415 asking a server needs no ONNX Runtime
+
+    configure_logging("warning")
+    executor = config.load(config.ExecutorSettings, args)
+    model = load_model(args.model, executor, config.load(EngineSettings), EngineLog())
+    await model.start()
+    try:
+        prompt = _prompt(args, has_template=model.frontend.has_chat_template)
+        with await model.frontend.submit(prompt, params) as generation:
+            async for chunk in generation:
+                _show(chunk.text)
+        _show("\n")
+    finally:
+        await model.engine.close()
+
+
+def _ask_server(target: str, prompt: Prompt, params: GenerationParams) -> None:
+    with grpc.insecure_channel(target) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        try:
+            for response in stub.Generate(request_message(prompt, params)):
+                _show(response.chunk.text)
+        except grpc.RpcError as error:
+            raise RemoteError(f"{target}: {error.code().name}: {error.details()}") from error
+    _show("\n")
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,165 @@
+"""`chairlift run`: a file of requests through the engine, without a server."""
+
+import asyncio
+import heapq
+import sys
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import uvloop
+
+from service import config
+from service.api.frontend import Frontend
+from service.commands.assembly import load_model
+from service.commands.model_source import model_folder
+from service.commands.request_lines import RequestLine, error_line, parse_line, result_line
+from service.commands.weights import add_weights_argument
+from service.engine.settings import EngineSettings
+from service.errors import ChairliftError, ConfigError, ExecutorError
+from service.obs.engine_log import EngineLog
+from service.obs.logging import configure_logging
+
+EPILOG = """A request line is a JSON object: an `id`, one of `prompt`, `prompt_token_ids` and `messages`, and sampling
+fields (max_tokens, temperature, top_k, top_p, min_p, seed, stop, ignore_eos, ...). A result line has the `id`,
+`token_ids`, `text`, `finish_reason`, `usage` and `timings`, or `error` when the request was bad. Results are written as
+they finish, and long requests start first, so join them to their requests by `id`."""
+WINDOW_LINES = 4096
+"""Lines read ahead, of which the longest starts next: what starts last should end soon, for it runs nearly alone."""
+
+OFFLINE = EngineSettings(max_waiting_requests=1 << 20, max_waiting_tokens=1 << 40, max_pending_tokens=1 << 30)
+"""The reader is this process, and it submits no more than it wants to wait for."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags of `run`."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "--model", required=True, type=Path, metavar="DIR|SOURCE", help="a model folder, or what --weights exports"
+    )
+    parser.add_argument("--requests", required=True, type=Path, metavar="FILE", help="requests, a JSON object a line")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="results, a JSON object a line")
+    add_weights_argument(parser, None)
+    config.add_arguments(parser, config.ExecutorSettings)
+
+
+def run(args: Namespace) -> int:
+    """Answer every line; bad ones with an error line."""
+    config.check_environment()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(args))
+    return 0
+
+
+async def _run(args: Namespace) -> None:
+    configure_logging("warning")
+    executor = config.load(config.ExecutorSettings, args)
+    if not args.requests.is_file():
+        raise ConfigError(f"{args.requests}: no such file")
+    if args.output.exists() and args.output.samefile(args.requests):
+        raise ConfigError(f"{args.output}: is the file of requests")
+    folder = model_folder(args.model, args.weights)
+    with args.requests.open(encoding="utf-8", errors="replace") as requests, args.output.open("w") as output:
+        model = load_model(folder, executor, OFFLINE, EngineLog())
+        await model.start()
+        try:
+            batch = BatchRun(model.frontend, output, 2 * executor.max_num_seqs)
+            tally = await batch.answer(requests)
+        finally:
+            await model.engine.close()
+    print(tally.summary(), file=sys.stderr)
+
+
+@dataclass
+class Tally:
+    """What a run has done so far."""
+
+    start_s: float
+    num_requests: int = 0
+    num_errors: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    def summary(self) -> str:
+        """One line."""
+        elapsed_s = max(time.monotonic() - self.start_s, 1e-9)
+        errors = f", {self.num_errors} bad" if self.num_errors else ""
+        return (
+            f"{self.num_requests} requests{errors}, {self.prompt_tokens} prompt tokens, "
+            f"{self.completion_tokens} output tokens in {elapsed_s:.2f} s: "
+            f"{self.completion_tokens / elapsed_s:.1f} output tokens/s"
+        )
+
+
+class BatchRun:
+    """Answers lines with at most `max_in_flight` requests at the engine. Lives on the event loop's thread."""
+
+    def __init__(self, frontend: Frontend, output: TextIO, max_in_flight: int) -> None:
+        """`output` stays the caller's."""
+        self._frontend = frontend
+        self._output = output
+        self._slots = asyncio.Semaphore(max_in_flight)
+        self._tally = Tally(time.monotonic())
+        self._is_terminal = sys.stderr.isatty()
+
+    async def answer(self, requests: TextIO) -> Tally:
+        """Answer every line of `requests` that is not blank. Raises ExecutorError when the engine fails."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for line in longest_first(parse_line(text) for text in requests if text.strip()):
+                    await self._slots.acquire()
+                    tasks.create_task(self._answer_line(line))
+        except* ExecutorError as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            if self._is_terminal:
+                sys.stderr.write("\r\033[K")
+        return self._tally
+
+    async def _answer_line(self, line: RequestLine) -> None:
+        try:
+            self._write(await self._result(line))
+        except ExecutorError:
+            raise
+        except ChairliftError as error:
+            self._tally.num_errors += 1
+            self._write(error_line(line.id, error))
+        finally:
+            self._slots.release()
+
+    async def _result(self, line: RequestLine) -> str:
+        if isinstance(line.request, ChairliftError):
+            raise line.request
+        with await self._frontend.submit(*line.request) as generation:
+            whole = await generation.collect()
+        self._tally.prompt_tokens += generation.num_prompt_tokens
+        self._tally.completion_tokens += generation.num_completion_tokens
+        return result_line(line.id, generation, whole)
+
+    def _write(self, line: str) -> None:
+        self._output.write(line)
+        self._tally.num_requests += 1
+        if self._is_terminal:
+            sys.stderr.write(f"\r\033[K{self._tally.summary()}")
+            sys.stderr.flush()
+
+
+def longest_first(lines: Iterator[RequestLine]) -> Iterator[RequestLine]:
+    """`lines`, of the next WINDOW_LINES always the one with the largest max_tokens; unset counts as largest."""
+    window: list[tuple[float, int, RequestLine]] = []
+    for number, line in enumerate(lines):
+        heapq.heappush(window, (-_max_tokens(line), number, line))
+        if len(window) >= WINDOW_LINES:
+            yield heapq.heappop(window)[2]
+    while window:
+        yield heapq.heappop(window)[2]
+
+
+def _max_tokens(line: RequestLine) -> float:
+    if isinstance(line.request, ChairliftError):
+        return float("inf")  # answered at once
+    max_tokens = line.request[1].max_tokens
+    return float("inf") if max_tokens is None else max_tokens
