@@ -54,12 +54,13 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[TokenIds]:
         """`encode` of every text, on all cores."""
-        try:
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                "prompt", error.object[error.start : error.end], "must be valid Unicode"
-            ) from error
+        for text in texts:
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                surrogate = text[error.start : error.start + 1]
+                raise InvalidRequestError("prompt", surrogate, "half a surrogate pair is no text") from error
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int] | TokenIds, *, skip_special_tokens: bool = True) -> str:
