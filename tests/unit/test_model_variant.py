@@ -53,7 +53,9 @@ def graph_path(tmp_path: Path) -> Path:
     ]
     graph = helper.make_graph(nodes, "g", [x, *kv], outputs, weights)
     opset = [helper.make_opsetid("", 21)]
-    (tmp_path / PREFILL_NAME).write_bytes(helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString())
+    (tmp_path / PREFILL_NAME).write_bytes(
+        helper.make_model(graph, opset_imports=opset, ir_version=10).SerializeToString()
+    )
     data = bytearray(168)
     for start, array in ((0, COLUMN_SCALE), (64, FIRST), (128, SECOND)):
         data[start : start + array.nbytes] = array.tobytes()
