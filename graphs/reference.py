@@ -74,6 +74,12 @@ class ReferenceModel:
         With a cache the tokens follow those computed before, and are added to it; without one they start at position 0.
         Raises IndexError when a token id is outside the vocabulary.
         """
+        return self.final_hidden(token_ids, cache, observe) @ self._head.T
+
+    def final_hidden(
+        self, token_ids: Sequence[int], cache: KeyValueCache | None = None, observe: Observer | None = None
+    ) -> Array:
+        """Yield what the head reads, [num_tokens, hidden_size]; arguments and errors as in `forward`."""
         cache = cache if cache is not None else KeyValueCache()
         see: Observer = observe if observe is not None else _ignore
         positions = np.arange(cache.num_tokens, cache.num_tokens + len(token_ids))
@@ -84,7 +90,7 @@ class ReferenceModel:
         cache.num_tokens += len(token_ids)
         final = self._rms_norm(hidden, self._final_norm)
         see("head", final)
-        return final @ self._head.T
+        return final
 
     def greedy(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
         """Yield the most likely continuation, up to and including an end-of-sequence token."""
