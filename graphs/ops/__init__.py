@@ -18,4 +18,4 @@ def library_path() -> Path:
     built = sorted(root.glob(f"build/*/{LIBRARY_NAME}"), key=lambda path: path.stat().st_mtime)
     if built:
         return built[-1]
-    raise FileNotFoundError(f"{LIBRARY_NAME} is not built: install the package, or run cmake in {Path(__file__).parent}")
+    raise FileNotFoundError(f"{LIBRARY_NAME} is not built: install the package or run cmake in {Path(__file__).parent}")

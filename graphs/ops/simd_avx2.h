@@ -37,6 +37,9 @@ CHAIRLIFT_INLINE Vec power_of_two(Vec n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 
+// v * 2^n for whole n <= 127; 0 for n < -126, because the exponent bits of 2^-127 are all zero.
+CHAIRLIFT_INLINE Vec scale_by_power(Vec v, Vec n) { return mul(v, power_of_two(max(n, set1(-127.0f)))); }
+
 CHAIRLIFT_INLINE float reduce_add(Vec v) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
@@ -79,6 +82,25 @@ CHAIRLIFT_INLINE void store_i8(int8_t* p, Vec v) {
 CHAIRLIFT_INLINE void store_u8(uint8_t* p, Vec v) {
   const __m128i shorts = to_i16(v);
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(shorts, shorts));
+}
+
+// Rows become columns: 4 x 4 blocks within 128 bits, then the blocks.
+CHAIRLIFT_INLINE void transpose(Vec (&r)[kLanes]) {
+  Vec t[kLanes];
+  for (int i = 0; i < kLanes; i += 4) {
+    const Vec ab_low = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    const Vec ab_high = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    const Vec cd_low = _mm256_unpacklo_ps(r[i + 2], r[i + 3]);
+    const Vec cd_high = _mm256_unpackhi_ps(r[i + 2], r[i + 3]);
+    t[i] = _mm256_shuffle_ps(ab_low, cd_low, 0x44);
+    t[i + 1] = _mm256_shuffle_ps(ab_low, cd_low, 0xee);
+    t[i + 2] = _mm256_shuffle_ps(ab_high, cd_high, 0x44);
+    t[i + 3] = _mm256_shuffle_ps(ab_high, cd_high, 0xee);
+  }
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
+    r[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
+  }
 }
 
 }  // namespace chairlift::CHAIRLIFT_SIMD_NS

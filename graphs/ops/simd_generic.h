@@ -87,6 +87,9 @@ CHAIRLIFT_INLINE Vec power_of_two(Vec n) {
   return r;
 }
 
+// v * 2^n for whole n <= 127; 0 for n < -126, because the exponent bits of 2^-127 are all zero.
+CHAIRLIFT_INLINE Vec scale_by_power(Vec v, Vec n) { return mul(v, power_of_two(max(n, set1(-127.0f)))); }
+
 CHAIRLIFT_INLINE float reduce_add(Vec a) {
   return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
 }
@@ -113,6 +116,17 @@ CHAIRLIFT_INLINE void store_i8(int8_t* p, Vec a) {
 }
 CHAIRLIFT_INLINE void store_u8(uint8_t* p, Vec a) {
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<uint8_t>(static_cast<int32_t>(a.v[i]));
+}
+
+// Rows become columns.
+CHAIRLIFT_INLINE void transpose(Vec (&r)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) {
+    for (int j = 0; j < i; ++j) {
+      const float swapped = r[i].v[j];
+      r[i].v[j] = r[j].v[i];
+      r[j].v[i] = swapped;
+    }
+  }
 }
 
 #undef CHAIRLIFT_EACH_LANE

@@ -39,6 +39,9 @@ CHAIRLIFT_INLINE Vec power_of_two(Vec n) {
   return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23));
 }
 
+// v * 2^n for whole n <= 127; 0 for n < -126, because the exponent bits of 2^-127 are all zero.
+CHAIRLIFT_INLINE Vec scale_by_power(Vec v, Vec n) { return mul(v, power_of_two(max(n, set1(-127.0f)))); }
+
 CHAIRLIFT_INLINE float reduce_add(Vec v) { return vaddvq_f32(v); }
 CHAIRLIFT_INLINE float reduce_max(Vec v) { return vmaxvq_f32(v); }
 CHAIRLIFT_INLINE float reduce_min(Vec v) { return vminvq_f32(v); }
@@ -67,6 +70,16 @@ CHAIRLIFT_INLINE void store_u8(uint8_t* p, Vec v) {
   const int16x4_t shorts = vqmovn_s32(vcvtnq_s32_f32(v));
   const uint32_t word = vget_lane_u32(vreinterpret_u32_u8(vqmovun_s16(vcombine_s16(shorts, shorts))), 0);
   std::memcpy(p, &word, sizeof(word));
+}
+
+// Rows become columns.
+CHAIRLIFT_INLINE void transpose(Vec (&r)[kLanes]) {
+  const float32x4x2_t ab = vtrnq_f32(r[0], r[1]);
+  const float32x4x2_t cd = vtrnq_f32(r[2], r[3]);
+  r[0] = vcombine_f32(vget_low_f32(ab.val[0]), vget_low_f32(cd.val[0]));
+  r[1] = vcombine_f32(vget_low_f32(ab.val[1]), vget_low_f32(cd.val[1]));
+  r[2] = vcombine_f32(vget_high_f32(ab.val[0]), vget_high_f32(cd.val[0]));
+  r[3] = vcombine_f32(vget_high_f32(ab.val[1]), vget_high_f32(cd.val[1]));
 }
 
 }  // namespace chairlift::CHAIRLIFT_SIMD_NS

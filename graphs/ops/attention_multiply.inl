@@ -1,0 +1,79 @@
+// The one matrix product of attention, register-blocked: C = A B, or C = alpha C + A B, a few rows at a time.
+//
+// Every element of C is one chain of fused multiply-adds over k = 0, 1, 2, ...; how many rows and columns share the
+// registers changes the speed and not a bit of the result. Included by paged_attention.inl, inside its namespace.
+
+// Rows and vectors of C held in registers: with B's vectors and one broadcast they fit the set's register file.
+#if defined(CHAIRLIFT_SIMD_AVX512) || defined(CHAIRLIFT_SIMD_NEON)
+constexpr int kBlockRows = 6;
+constexpr int kBlockVecs = 4;
+#elif defined(CHAIRLIFT_SIMD_AVX2)
+constexpr int kBlockRows = 6;
+constexpr int kBlockVecs = 2;
+#else
+constexpr int kBlockRows = 3;
+constexpr int kBlockVecs = 1;
+#endif
+
+// B as floats in memory, row after row.
+struct DenseRows {
+  const float* rows;
+  int stride;
+  CHAIRLIFT_INLINE_MEMBER Vec operator()(int k, int column) const { return load(rows + k * stride + column); }
+};
+
+template <int kRows, int kVecs, bool kScaleC, class B>
+CHAIRLIFT_INLINE void multiply_block(const float* const* a, const float* alpha, int depth, const B& b, int column, float* c,
+                                     int c_stride) {
+  Vec sum[kRows][kVecs];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVecs; ++v) {
+      sum[r][v] = kScaleC ? mul(load(c + r * c_stride + column + v * kLanes), set1(alpha[r])) : zero();
+    }
+  }
+  for (int k = 0; k < depth; ++k) {
+    Vec b_k[kVecs];
+    for (int v = 0; v < kVecs; ++v) b_k[v] = b(k, column + v * kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      const Vec a_rk = set1(a[r][k]);
+      for (int v = 0; v < kVecs; ++v) sum[r][v] = fma(a_rk, b_k[v], sum[r][v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVecs; ++v) store(c + r * c_stride + column + v * kLanes, sum[r][v]);
+  }
+}
+
+template <int kRows, bool kScaleC, class B>
+static void multiply_rows(const float* const* a, const float* alpha, int depth, const B& b, int num_vecs, float* c,
+                          int c_stride) {
+  int v = 0;
+  for (; v + kBlockVecs <= num_vecs; v += kBlockVecs) {
+    multiply_block<kRows, kBlockVecs, kScaleC>(a, alpha, depth, b, v * kLanes, c, c_stride);
+  }
+  for (; v < num_vecs; ++v) multiply_block<kRows, 1, kScaleC>(a, alpha, depth, b, v * kLanes, c, c_stride);
+}
+
+template <int kRows, bool kScaleC, class B>
+CHAIRLIFT_INLINE void multiply_rest(int num_rows, const float* const* a, const float* alpha, int depth, const B& b,
+                                    int num_vecs, float* c, int c_stride) {
+  if constexpr (kRows > 0) {
+    if (num_rows == kRows) {
+      multiply_rows<kRows, kScaleC>(a, alpha, depth, b, num_vecs, c, c_stride);
+    } else {
+      multiply_rest<kRows - 1, kScaleC>(num_rows, a, alpha, depth, b, num_vecs, c, c_stride);
+    }
+  }
+}
+
+// C[num_rows, num_vecs * kLanes] = A[num_rows, depth] B[depth, ...] (+ alpha[row] * C when kScaleC). `a` points to the rows.
+template <bool kScaleC, class B>
+CHAIRLIFT_INLINE void multiply(int num_rows, const float* const* a, const float* alpha, int depth, const B& b, int num_vecs,
+                               float* c, int c_stride) {
+  int row = 0;
+  for (; row + kBlockRows <= num_rows; row += kBlockRows) {
+    multiply_rows<kBlockRows, kScaleC>(a + row, alpha + row, depth, b, num_vecs, c + row * c_stride, c_stride);
+  }
+  multiply_rest<kBlockRows - 1, kScaleC>(num_rows - row, a + row, alpha + row, depth, b, num_vecs, c + row * c_stride,
+                                         c_stride);
+}

@@ -1,0 +1,115 @@
+#include "attention_plan.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace chairlift {
+namespace {
+
+constexpr int64_t kTasksPerThread = 4;
+
+int64_t num_threads() {
+  static const int64_t count = std::max(1u, std::thread::hardware_concurrency());
+  return count;
+}
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int32_t first_split(const AttentionUnit& unit) { return static_cast<int32_t>(unit.kv_begin / kSplitTokens); }
+
+int32_t num_splits(const AttentionUnit& unit) {
+  return static_cast<int32_t>(divide_up(unit.kv_end, kSplitTokens)) - first_split(unit);
+}
+
+// Rough, for one core with wide vectors: converting a tile of K and V, and then each row's two products.
+int64_t unit_ns(const AttentionCall& call, const AttentionUnit& unit) {
+  const int64_t num_tiles = divide_up(unit.kv_end, kTileTokens) - unit.kv_begin / kTileTokens;
+  return num_tiles * call.head_dim * (12 + 5 * unit.num_rows / 2);
+}
+
+int64_t partial_floats(const AttentionCall& call, const AttentionUnit& unit) {
+  return static_cast<int64_t>(num_splits(unit)) * unit.num_rows * (call.padded_dim + 2);
+}
+
+void add_units(const AttentionCall& call, int32_t sequence, AttentionPlan* plan) {
+  const int64_t num_queries = call.cu_seqlens[sequence + 1] - call.cu_seqlens[sequence];
+  const int64_t first_position = call.context_lens[sequence] - num_queries;
+  const int64_t num_rows = num_queries * call.group_size;
+  for (int64_t row = 0; row < num_rows; row += call.tile_rows) {
+    const int64_t count = std::min<int64_t>(call.tile_rows, num_rows - row);
+    AttentionUnit unit{};
+    unit.sequence = sequence;
+    unit.first_row = row;
+    unit.num_rows = static_cast<int32_t>(count);
+    unit.kv_end = first_position + (row + count - 1) / call.group_size + 1;
+    const int64_t oldest_position = first_position + row / call.group_size;
+    if (call.sliding_window > 0) unit.kv_begin = std::max<int64_t>(0, oldest_position + 1 - call.sliding_window);
+    unit.num_tasks = 1;
+    for (unit.kv_head = 0; unit.kv_head < call.num_kv_heads; ++unit.kv_head) plan->units.push_back(unit);
+    plan->estimated_ns += call.num_kv_heads * unit_ns(call, unit);
+  }
+}
+
+}  // namespace
+
+int32_t attention_tile_rows(int32_t padded_dim) {
+  return std::min(kMaxTileRows, kMaxTileFloats / padded_dim / 6 * 6);
+}
+
+void plan_attention(const AttentionCall& call, float* workspace, int64_t workspace_floats, AttentionPlan* plan) {
+  plan->units.clear();
+  plan->tasks.clear();
+  plan->estimated_ns = 0;
+  for (int32_t sequence = 0; sequence < call.num_seqs; ++sequence) add_units(call, sequence, plan);
+  if (plan->tasks_left_capacity < plan->units.size()) {
+    plan->tasks_left_capacity = 2 * plan->units.size();
+    plan->tasks_left = std::make_unique<std::atomic<int32_t>[]>(plan->tasks_left_capacity);
+  }
+
+  const int64_t fair_ns = plan->estimated_ns / (kTasksPerThread * num_threads()) + 1;
+  for (size_t i = 0; i < plan->units.size(); ++i) {
+    AttentionUnit& unit = plan->units[i];
+    const int32_t splits = num_splits(unit);
+    int32_t parts = static_cast<int32_t>(std::min<int64_t>(divide_up(unit_ns(call, unit), fair_ns), splits));
+    const int64_t floats = partial_floats(call, unit);
+    if (num_threads() == 1 || parts == 1 || floats > workspace_floats) {
+      parts = 1;
+    } else {
+      unit.partials = workspace;
+      workspace += floats;
+      workspace_floats -= floats;
+    }
+    const int32_t splits_per_task = static_cast<int32_t>(divide_up(splits, parts));
+    unit.num_tasks = static_cast<int32_t>(divide_up(splits, splits_per_task));
+    plan->tasks_left[i].store(unit.num_tasks, std::memory_order_relaxed);
+    for (int32_t done = 0; done < splits; done += splits_per_task) {
+      const int32_t count = std::min(splits_per_task, splits - done);
+      plan->tasks.push_back({static_cast<int32_t>(i), first_split(unit) + done, count});
+    }
+  }
+}
+
+}  // namespace chairlift
+
+#define CHAIRLIFT_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Floats worth giving PagedAttention as `workspace`. Needed only when long sequences are few: then a unit's KV range is
+// shared between threads, and each split of 512 tokens leaves num_rows * (padded head_dim + 2) floats there. At most
+// 4 * threads units are cut, and no more than there are. A smaller workspace, even an empty one, changes no result; it
+// only leaves units whole. At most 4 Mi floats (16 MiB) are asked for; -1 when an argument is below 1.
+CHAIRLIFT_EXPORT int64_t chairlift_attention_workspace_floats(int64_t max_tokens, int64_t max_seqs, int64_t num_heads,
+                                                             int64_t num_kv_heads, int64_t head_dim,
+                                                             int64_t max_context) {
+  using namespace chairlift;
+  if (std::min({max_tokens, max_seqs, num_heads, num_kv_heads, head_dim, max_context}) < 1) return -1;
+  constexpr int64_t kMost = int64_t{4} << 20;
+  const int64_t padded_dim = divide_up(std::min<int64_t>(head_dim, kMaxHeadDim), 16) * 16;
+  const int64_t tile_rows = attention_tile_rows(static_cast<int32_t>(padded_dim));
+  const int64_t group_rows = std::min(divide_up(num_heads, num_kv_heads), kMost) * std::min(max_tokens, kMost);
+  const int64_t rows = std::min(tile_rows, group_rows);
+  const int64_t units = num_kv_heads * (divide_up(group_rows, tile_rows) + std::min(max_seqs, max_tokens));
+  const int64_t splits = divide_up(max_context, kSplitTokens);
+  if (splits < 2) return 1;
+  const int64_t per_unit = std::min(splits, kMost) * rows * (padded_dim + 2);
+  return std::min(kMost, std::min(units, kTasksPerThread * num_threads()) * per_unit);
+}

@@ -1,0 +1,29 @@
+// Cuts one call of PagedAttention into tasks of bounded length.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "paged_attention.h"
+
+namespace chairlift {
+
+// Grows to the largest call seen and stays: steady state allocates nothing.
+struct AttentionPlan {
+  std::vector<AttentionUnit> units;
+  std::vector<AttentionTask> tasks;
+  std::unique_ptr<std::atomic<int32_t>[]> tasks_left;  // per unit; used for units of several tasks
+  size_t tasks_left_capacity = 0;
+  int64_t estimated_ns = 0;  // of all tasks, on one thread
+};
+
+// Fills `plan`. A unit that is much longer than its fair share is cut into several tasks when `workspace` has room for
+// its partials; results do not depend on that.
+void plan_attention(const AttentionCall& call, float* workspace, int64_t workspace_floats, AttentionPlan* plan);
+
+// Rows that one unit may have at this (padded) head dimension.
+int32_t attention_tile_rows(int32_t padded_dim);
+
+}  // namespace chairlift

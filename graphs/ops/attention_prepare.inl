@@ -1,0 +1,114 @@
+// Norm, rotation and KV write of one token's heads. Included by paged_attention.inl, inside its namespace.
+
+// y = x, RMS-normalised and weighted when there is a weight. [dim] each.
+CHAIRLIFT_INLINE void norm_head(const float* x, const float* weight, float epsilon, int dim, float* y) {
+  if (weight == nullptr) {
+    std::memcpy(y, x, static_cast<size_t>(dim) * sizeof(float));
+    return;
+  }
+  Vec squares = zero();
+  for (int d = 0; d < dim; d += kLanes) {
+    const Vec v = load_some<KvFloat32>(x + d, dim - d);
+    squares = fma(v, v, squares);
+  }
+  const Vec mean = set1(reduce_add(squares) / static_cast<float>(dim));
+  const Vec factor = div(set1(1.0f), sqrt(add(mean, set1(epsilon))));
+  for (int d = 0; d < dim; d += kLanes) {
+    const int count = dim - d;
+    const Vec v = mul(mul(load_some<KvFloat32>(x + d, count), factor), load_some<KvFloat32>(weight + d, count));
+    if (count >= kLanes) {
+      store(y + d, v);
+    } else {
+      store_partial(y + d, v, count);
+    }
+  }
+}
+
+// Rotates the pairs (y[i], y[i + half]) by the angles whose cosines and sines are given, in place.
+CHAIRLIFT_INLINE void rotate_head(const float* cos, const float* sin, int half, float* y) {
+  for (int i = 0; i < half; i += kLanes) {
+    const int count = half - i;
+    const Vec c = load_some<KvFloat32>(cos + i, count);
+    const Vec s = load_some<KvFloat32>(sin + i, count);
+    const Vec first = load_some<KvFloat32>(y + i, count);
+    const Vec second = load_some<KvFloat32>(y + half + i, count);
+    const Vec rotated_first = sub(mul(first, c), mul(second, s));
+    const Vec rotated_second = add(mul(second, c), mul(first, s));
+    if (count >= kLanes) {
+      store(y + i, rotated_first);
+      store(y + half + i, rotated_second);
+    } else {
+      store_partial(y + i, rotated_first, count);
+      store_partial(y + half + i, rotated_second, count);
+    }
+  }
+}
+
+// `y` is padded with zeros to a multiple of kLanes; only dim elements are written.
+CHAIRLIFT_INLINE void write_float16(const float* y, int dim, uint8_t* slot) {
+  const Vec most = set1(65504.0f);  // saturate: an infinity would turn masked products into NaN
+  for (int d = 0; d < dim; d += kLanes) {
+    uint16_t lanes[kLanes];
+    store_f16(lanes, min(most, max(set1(-65504.0f), load(y + d))));
+    const int count = dim - d < kLanes ? dim - d : kLanes;
+    std::memcpy(slot + d * sizeof(uint16_t), lanes, static_cast<size_t>(count) * sizeof(uint16_t));
+  }
+}
+
+CHAIRLIFT_INLINE void write_int8(const float* y, int dim, uint8_t* slot, uint8_t* scale_slot) {
+  Vec largest = zero();
+  for (int d = 0; d < dim; d += kLanes) largest = max(largest, abs(load(y + d)));
+  const float most = reduce_max(largest);
+  const float scale = most / 127.0f;
+  std::memcpy(scale_slot, &scale, sizeof(scale));
+  const Vec inverse = set1(most > 0.0f ? 127.0f / most : 0.0f);
+  for (int d = 0; d < dim; d += kLanes) {
+    int8_t lanes[kLanes];
+    store_i8(lanes, min(set1(127.0f), max(set1(-127.0f), round(mul(load(y + d), inverse)))));
+    const int count = dim - d < kLanes ? dim - d : kLanes;
+    std::memcpy(slot + d, lanes, static_cast<size_t>(count));
+  }
+}
+
+// Writes one head's key or value to its place in the slot.
+CHAIRLIFT_INLINE void write_head(const AttentionCall& call, const float* y, int64_t offset, uint8_t* head) {
+  uint8_t* slot = head + offset * call.token_bytes;
+  switch (call.kv_type) {
+    case KvType::float32: std::memcpy(slot, y, static_cast<size_t>(call.token_bytes)); break;
+    case KvType::float16: write_float16(y, call.head_dim, slot); break;
+    case KvType::int8:
+      write_int8(y, call.head_dim, slot, head + call.block_size * call.token_bytes + offset * sizeof(float));
+      break;
+  }
+}
+
+static void prepare(const AttentionCall& call, int64_t token, int32_t kv_head) {
+  const int dim = call.head_dim;
+  const int half = static_cast<int>(call.rotary_half);
+  float* out = call.out + (token * call.num_heads + static_cast<int64_t>(kv_head) * call.group_size) * dim;
+  if (token >= call.cu_seqlens[call.num_seqs]) {
+    std::memset(out, 0, static_cast<size_t>(call.group_size) * dim * sizeof(float));
+    return;
+  }
+  const float* heads = call.qkv + token * (call.num_heads + 2 * call.num_kv_heads) * dim;
+  const float* cos = call.cos + call.positions[token] * call.rotary_half;
+  const float* sin = call.sin + call.positions[token] * call.rotary_half;
+  alignas(64) float y[kMaxHeadDim] = {};
+  const Vec scale = set1(call.score_scale);
+  for (int i = 0; i < call.group_size; ++i) {
+    norm_head(heads + (static_cast<int64_t>(kv_head) * call.group_size + i) * dim, call.q_norm, call.norm_epsilon, dim, y);
+    rotate_head(cos, sin, half, y);
+    for (int d = 0; d < dim; d += kLanes) store(y + d, mul(load(y + d), scale));
+    std::memcpy(out + i * dim, y, static_cast<size_t>(dim) * sizeof(float));
+  }
+
+  const int64_t slot = call.slot_mapping[token];
+  if (slot < 0) return;
+  uint8_t* head = call.kv_cache + slot / call.block_size * call.block_bytes + kv_head * call.head_bytes;
+  const int64_t offset = slot % call.block_size;
+  norm_head(heads + (call.num_heads + kv_head) * dim, call.k_norm, call.norm_epsilon, dim, y);
+  rotate_head(cos, sin, half, y);
+  write_head(call, y, offset, head);
+  std::memcpy(y, heads + (call.num_heads + call.num_kv_heads + kv_head) * dim, static_cast<size_t>(dim) * sizeof(float));
+  write_head(call, y, offset, head + call.value_bytes);
+}

@@ -1,0 +1,157 @@
+// The PagedAttention kernels for one instruction set; the including file names it (see simd.h).
+//
+// Per unit: queries (already rotated and scaled) times K^T, tile by tile, online softmax, times V. K is transposed as it
+// is converted to float, so both products run through one register-blocked multiplication whose B has tokens, then
+// channels, along its vectors. Prefill and decode differ only in how many rows a unit has.
+#include "paged_attention.h"
+#include "simd.h"
+
+#define CHAIRLIFT_INLINE_MEMBER inline __attribute__((always_inline))
+
+namespace chairlift::CHAIRLIFT_SIMD_NS {
+namespace {
+
+#include "attention_multiply.inl"
+#include "attention_tile.inl"
+// (these three build on the two above)
+#include "attention_prepare.inl"
+#include "attention_softmax.inl"
+
+void locate_rows(const AttentionCall& call, const AttentionUnit& unit, UnitRows* rows) {
+  const int64_t first_token = call.cu_seqlens[unit.sequence];
+  const int64_t num_queries = call.cu_seqlens[unit.sequence + 1] - first_token;
+  const int64_t first_position = call.context_lens[unit.sequence] - num_queries;
+  rows->count = unit.num_rows;
+  for (int r = 0; r < unit.num_rows; ++r) {
+    const int64_t row = unit.first_row + r;
+    const int64_t token = row / call.group_size;
+    const int64_t head = static_cast<int64_t>(unit.kv_head) * call.group_size + row % call.group_size;
+    rows->outs[r] = call.out + ((first_token + token) * call.num_heads + head) * call.head_dim;
+    rows->queries[r] = rows->outs[r];
+    rows->end[r] = first_position + token + 1;
+    const int64_t begin = call.sliding_window > 0 ? rows->end[r] - call.sliding_window : 0;
+    rows->begin[r] = begin > 0 ? begin : 0;
+  }
+}
+
+// Scratch of one task, on its stack.
+struct Scratch {
+  alignas(64) float keys_or_values[kMaxHeadDim * kTileTokens];
+  alignas(64) float scores[kMaxTileRows * kTileTokens];
+  alignas(64) float alpha[kMaxTileRows];
+  const float* weights[kMaxTileRows];  // the rows of `scores`
+  TileTokens tiles[2];                 // this one and the next
+};
+
+template <class Kv>
+void attend_tile(const AttentionCall& call, const UnitRows& rows, const TileTokens& tile, const TileTokens* next,
+                 Scratch* scratch, RowStates* states) {
+  const int num_vecs = (tile.count + kLanes - 1) / kLanes;
+  float* buffer = scratch->keys_or_values;
+  load_keys<Kv>(call, tile, next, num_vecs, buffer);
+  multiply<false>(rows.count, rows.queries, scratch->alpha, call.head_dim, DenseRows{buffer, kTileTokens}, num_vecs,
+                  scratch->scores, kTileTokens);
+  softmax_tile<Kv>(call, rows, tile, num_vecs, scratch->scores, states, scratch->alpha);
+  load_values<Kv>(call, tile, next, buffer);
+  multiply<true>(rows.count, scratch->weights, scratch->alpha, tile.count, DenseRows{buffer, call.padded_dim},
+                 call.padded_dim / kLanes, states->o, call.padded_dim);
+}
+
+// Attention over one split, from a fresh state. The next split's first tile is prefetched as well.
+template <class Kv>
+void attend_split(const AttentionCall& call, const AttentionUnit& unit, const UnitRows& rows, int64_t split,
+                  int64_t task_end, Scratch* scratch, RowStates* states) {
+  reset(call, rows.count, states);
+  const int64_t first = unit.kv_begin / kTileTokens * kTileTokens;
+  const int64_t split_begin = split * kSplitTokens;
+  const int64_t begin = first > split_begin ? first : split_begin;
+  const int64_t end = split_begin + kSplitTokens < unit.kv_end ? split_begin + kSplitTokens : unit.kv_end;
+  int current = 0;
+  locate_tile<Kv>(call, unit, begin, &scratch->tiles[current]);
+  for (int64_t start = begin; start < end; start += kTileTokens) {
+    TileTokens* next = nullptr;
+    if (start + kTileTokens < task_end) {
+      next = &scratch->tiles[1 - current];
+      locate_tile<Kv>(call, unit, start + kTileTokens, next);
+    }
+    attend_tile<Kv>(call, rows, scratch->tiles[current], next, scratch, states);
+    current = 1 - current;
+  }
+  add_up_lanes(rows.count, states);
+}
+
+// A split's place among the unit's partials: o of every row, then all m, then all l.
+float* partial_of(const AttentionCall& call, const AttentionUnit& unit, int64_t split) {
+  const int64_t index = split - unit.kv_begin / kSplitTokens;
+  return unit.partials + index * unit.num_rows * (call.padded_dim + 2);
+}
+
+void fold_states(const AttentionCall& call, int num_rows, const float* m, const float* l, const float* o,
+                 RowStates* sum) {
+  for (int r = 0; r < num_rows; ++r) {
+    fold_row(call.padded_dim, m[r], l[r], o + r * call.padded_dim, &sum->m[r], &sum->l[r], sum->o + r * call.padded_dim);
+  }
+}
+
+void write_rows(const AttentionCall& call, const UnitRows& rows, const RowStates& states) {
+  for (int r = 0; r < rows.count; ++r) {
+    write_row(call.head_dim, states.l[r], states.o + r * call.padded_dim, rows.outs[r]);
+  }
+}
+
+template <class Kv>
+void attend_task(const AttentionCall& call, const AttentionUnit& unit, const AttentionTask& task) {
+  UnitRows rows;
+  locate_rows(call, unit, &rows);
+  Scratch scratch;
+  for (int r = 0; r < rows.count; ++r) scratch.weights[r] = scratch.scores + r * kTileTokens;
+  RowStates states;
+  RowStates sum;
+  const int64_t split_end = task.first_split + task.num_splits;
+  const int64_t task_end = split_end * kSplitTokens < unit.kv_end ? split_end * kSplitTokens : unit.kv_end;
+  for (int64_t split = task.first_split; split < split_end; ++split) {
+    attend_split<Kv>(call, unit, rows, split, task_end, &scratch, &states);
+    if (unit.partials != nullptr) {
+      float* partial = partial_of(call, unit, split);
+      const size_t num_floats = static_cast<size_t>(rows.count) * call.padded_dim;
+      std::memcpy(partial, states.o, num_floats * sizeof(float));
+      std::memcpy(partial + num_floats, states.m, static_cast<size_t>(rows.count) * sizeof(float));
+      std::memcpy(partial + num_floats + rows.count, states.l, static_cast<size_t>(rows.count) * sizeof(float));
+    } else if (task.num_splits > 1) {
+      if (split == task.first_split) std::memset(sum.l, 0, sizeof(sum.l));
+      fold_states(call, rows.count, states.m, states.l, states.o, &sum);
+    }
+  }
+  if (unit.partials == nullptr) write_rows(call, rows, task.num_splits > 1 ? sum : states);
+}
+
+void attend(const AttentionCall& call, const AttentionUnit& unit, const AttentionTask& task) {
+  switch (call.kv_type) {
+    case KvType::float32: attend_task<KvFloat32>(call, unit, task); break;
+    case KvType::float16: attend_task<KvFloat16>(call, unit, task); break;
+    case KvType::int8: attend_task<KvInt8>(call, unit, task); break;
+  }
+}
+
+void fold(const AttentionCall& call, const AttentionUnit& unit) {
+  UnitRows rows;
+  locate_rows(call, unit, &rows);
+  RowStates sum;
+  std::memset(sum.l, 0, sizeof(sum.l));
+  const int64_t split_end = (unit.kv_end + kSplitTokens - 1) / kSplitTokens;
+  for (int64_t split = unit.kv_begin / kSplitTokens; split < split_end; ++split) {
+    const float* o = partial_of(call, unit, split);
+    const float* m = o + static_cast<int64_t>(rows.count) * call.padded_dim;
+    fold_states(call, rows.count, m, m + rows.count, o, &sum);
+  }
+  write_rows(call, rows, sum);
+}
+
+}  // namespace
+
+const AttentionKernels& attention_kernels() {
+  static constexpr AttentionKernels kernels = {prepare, attend, fold};
+  return kernels;
+}
+
+}  // namespace chairlift::CHAIRLIFT_SIMD_NS

@@ -1,0 +1,2 @@
+#define CHAIRLIFT_SIMD_GENERIC
+#include "paged_attention.inl"

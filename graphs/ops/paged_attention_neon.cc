@@ -1,0 +1,2 @@
+#define CHAIRLIFT_SIMD_NEON
+#include "paged_attention.inl"
