@@ -25,11 +25,12 @@ def rotate_channels(rows: Float32Array, block: int) -> Float32Array:
     """
     if block <= 1:
         return rows
-    shape = rows.shape
-    rotated = rows.reshape(-1, block, shape[-1] // block)
+    num_rows, stride = rows.size // rows.shape[-1], rows.shape[-1] // block
+    rotated = rows.reshape(num_rows, block, stride)
     half = 1
     while half < block:  # the fast Walsh-Hadamard transform, in Sylvester's order
-        pairs = rotated.reshape(rotated.shape[0], block // (2 * half), 2, half, rotated.shape[2])
-        rotated = np.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), axis=2)
+        pairs = rotated.reshape(num_rows, block // (2 * half), 2, half, stride)
+        low, high = pairs[:, :, 0], pairs[:, :, 1]
+        rotated = np.stack((low + high, low - high), axis=2).reshape(num_rows, block, stride)
         half *= 2
-    return (rotated * np.float32(block**-0.5)).reshape(shape)
+    return (rotated * np.float32(block**-0.5)).reshape(rows.shape)

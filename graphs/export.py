@@ -1,0 +1,213 @@
+"""Turns a model's file into a model folder: graphs, weights, tokenizer, manifest, all verified."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import file_digest
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Final
+
+import numpy as np
+import onnx
+from tokenizers import Tokenizer
+
+from graphs.calibration import calibration_texts, collect_activation_stats
+from graphs.channel_store import ChannelStore
+from graphs.decoder import GraphKind, build_decoder
+from graphs.decoder_weights import WeightStore, store_decoder
+from graphs.errors import ExportError
+from graphs.gguf_tokenizer import write_tokenizer
+from graphs.manifest import (
+    CHAT_TEMPLATE_NAME,
+    DECODE_NAME,
+    MANIFEST_NAME,
+    PREFILL_NAME,
+    REQUIRED_FILES,
+    TOKENIZER_NAME,
+    WEIGHT_FORMATS,
+    WEIGHTS_NAME,
+    FileRecord,
+    Manifest,
+    ModelInfo,
+)
+from graphs.plain_store import PlainStore
+from graphs.progress import Progress, silent
+from graphs.reference import ReferenceModel
+from graphs.smoothing import Float64Array
+from graphs.spec import ModelSpec
+from graphs.tensors import TensorSource
+from graphs.verify import Verification, verify_export
+from graphs.weight_file import WeightFile
+from graphs.weights import open_source
+
+_TOOLS: Final = ("chairlift", "onnx", "onnxruntime-gpu", "onnxruntime", "numpy", "gguf", "tokenizers")
+_GRAPH_FILES: Final[dict[GraphKind, str]] = {"prefill": PREFILL_NAME, "decode": DECODE_NAME}
+_FOLDER_MODE: Final = 0o755
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """What an export wrote and how near it is to its source."""
+
+    folder: Path
+    manifest: Manifest
+    verification: Verification
+
+
+def export_model(
+    source: str | Path,
+    out: Path,
+    weight_format: str = "w8a8",
+    *,
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> ExportResult:
+    """Export `source` (a GGUF file, a Hugging Face folder or a hub id) into the folder `out`, verified.
+
+    Everything is written into a hidden folder beside `out` that is renamed at the end, so `out` is complete or as it
+    was. With `overwrite` an existing model folder is replaced; any other folder that is not empty never is.
+
+    Raises ExportError when the source cannot be exported, `out` is in the way, or the graphs fail verification.
+    """
+    if weight_format not in WEIGHT_FORMATS:
+        raise ExportError(f"weight format: {weight_format!r} is not allowed: one of {', '.join(WEIGHT_FORMATS)}")
+    _require_replaceable(out, overwrite)
+    opened = open_source(source)
+    with _staging_folder(out) as folder:
+        write_tokenizer(opened.path, folder)
+        write_graphs(opened, folder, weight_format, progress)
+        progress("verifying", 0, 1)
+        verification = verify_export(folder, opened, weight_format)
+        progress("verifying", 1, 1)
+        manifest = _describe(opened, folder, weight_format)
+        manifest.save(folder)
+        _publish(folder, out)
+    return ExportResult(out, manifest, verification)
+
+
+def write_graphs(source: TensorSource, folder: Path, weight_format: str, progress: Progress = silent) -> None:
+    """Write weights.bin, prefill.onnx and decode.onnx into `folder`, which holds the tokenizer. Raises ExportError."""
+    spec = source.spec
+    num_parts = spec.num_layers + 2
+    num_done = 0
+
+    def advance() -> None:
+        nonlocal num_done
+        num_done += 1
+        progress("writing weights", num_done, num_parts)
+
+    with WeightFile(folder / WEIGHTS_NAME) as file:
+        store: WeightStore
+        if weight_format == "w8a8":
+            store = ChannelStore(source, file, _calibrate(source, folder, progress))
+        else:
+            store = PlainStore(source, file, weight_format)
+        weights = store_decoder(source, store, file, advance)
+        for kind, name in _GRAPH_FILES.items():
+            onnx.save(build_decoder(kind, spec, weights, file), folder / name)
+    for name in _GRAPH_FILES.values():
+        onnx.checker.check_model(str(folder / name))
+
+
+def _calibrate(source: TensorSource, folder: Path, progress: Progress) -> dict[str, Float64Array]:
+    """Relative rms of every GEMM input over the texts that ship with the package."""
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
+    texts = calibration_texts()
+    model = ReferenceModel(source, np.float32)
+
+    def sequences() -> Iterator[list[int]]:
+        for index, text in enumerate(texts):
+            progress("calibrating", index, len(texts))
+            yield list(tokenizer.encode(text).ids)[: source.spec.context_length]
+
+    stats = collect_activation_stats(model, sequences())
+    progress("calibrating", len(texts), len(texts))
+    return stats
+
+
+def _require_replaceable(out: Path, overwrite: bool) -> None:
+    """Raise ExportError unless `out` is absent, an empty folder, or a model folder that may be replaced."""
+    if not out.exists() and not out.is_symlink():
+        return
+    if not out.is_dir():
+        raise ExportError(f"{out}: exists and is not a folder")
+    if (out / MANIFEST_NAME).is_file():
+        if not overwrite:
+            raise ExportError(f"{out}: is a model folder already; overwrite it or choose another")
+    elif any(out.iterdir()):
+        raise ExportError(f"{out}: exists and is not a model folder; it is left alone")
+
+
+@contextmanager
+def _staging_folder(out: Path) -> Iterator[Path]:
+    """A hidden folder beside `out`, gone when the `with` ends unless it was renamed."""
+    parent = out.resolve().parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=parent))
+    except OSError as error:
+        raise ExportError(f"{out}: cannot be written: {error}") from error
+    try:
+        yield folder
+    except OSError as error:
+        raise ExportError(f"{out}: export failed: {error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _publish(folder: Path, out: Path) -> None:
+    """Put the finished `folder` in the place of `out`; what was there is removed last."""
+    folder.chmod(_FOLDER_MODE)
+    out = out.resolve()
+    if not out.exists():
+        folder.rename(out)
+        return
+    old = Path(mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
+    out.replace(old)
+    folder.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _describe(source: TensorSource, folder: Path, weight_format: str) -> Manifest:
+    names = [*REQUIRED_FILES, *([CHAT_TEMPLATE_NAME] if (folder / CHAT_TEMPLATE_NAME).is_file() else [])]
+    origin = {"name": source.path.name}
+    if source.path.is_file():
+        with source.path.open("rb") as file:
+            origin["sha256"] = file_digest(file, "sha256").hexdigest()
+    return Manifest(
+        model=_model_info(source.spec),
+        weight_format=weight_format,
+        files={name: FileRecord.of(folder / name) for name in names},
+        source=origin,
+        tools=_tool_versions(),
+    )
+
+
+def _model_info(spec: ModelSpec) -> ModelInfo:
+    return ModelInfo(
+        name=spec.name,
+        architecture=spec.architecture,
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        num_layers=spec.num_layers,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        context_length=spec.context_length,
+        bos_token_id=spec.bos_token_id,
+        eos_token_ids=spec.eos_token_ids,
+        add_bos=spec.add_bos,
+    )
+
+
+def _tool_versions() -> dict[str, str]:
+    versions = {}
+    for tool in _TOOLS:
+        try:
+            versions[tool] = version(tool)
+        except PackageNotFoundError:
+            continue
+    return versions
