@@ -1,7 +1,8 @@
 """Renders chat messages into the prompt text that a model was trained on, by the model's own Jinja template.
 
 A template is code that came with a model. It runs in Jinja's immutable sandbox: no access to Python's internals, no
-changes to what it is given, no calls that reach outside. Its size, the text it may build and its ranges are bounded.
+changes to what it is given, no calls that reach outside. Its size, the prompt it puts out, and its ranges, products and
+powers are bounded; its run time is not.
 """
 
 import json
