@@ -1,7 +1,7 @@
 """The gRPC server: its options, its health, its end."""
 
 import asyncio
-import contextlib
+from collections.abc import Coroutine
 
 import grpc
 from chairlift.inference.v1 import inference_pb2 as pb
@@ -17,7 +17,7 @@ from service.errors import ConfigError, DrainingError
 
 INFERENCE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ALIVE = ""  # the health name of the process itself
-STOP_TIMEOUT_S = 5.0  # for handlers to say good-bye once their streams have ended
+STOP_GRACE_S = 1.0  # for last messages to leave once all streams have ended
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -50,6 +50,7 @@ class Server:
         self._server = grpc.aio.server(options=server_options(settings))
         self._health = health.aio.HealthServicer()
         self._engine: Engine
+        self._servicer: InferenceServicer
         self._watch: asyncio.Task[None]
 
     def bind(self) -> int:
@@ -67,7 +68,8 @@ class Server:
     async def start(self, engine: Engine, frontend: Frontend) -> None:
         """Take requests for a ready engine."""
         self._engine = engine
-        pb_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(frontend), self._server)
+        self._servicer = InferenceServicer(frontend)
+        pb_grpc.add_InferenceServiceServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -78,19 +80,14 @@ class Server:
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Stop in order: not ready, refuse, let streams finish, end the rest. `hurry` skips what is left of waiting."""
-        settings = self._settings
         self._watch.cancel()
         await self._health.enter_graceful_shutdown()
-        await _wait(hurry.wait(), settings.drain_delay_s)
+        await _first_of(hurry.wait(), timeout_s=self._settings.drain_delay_s)
         self._engine.drain()
-        stopping = asyncio.create_task(self._server.stop(settings.drain_grace_s + STOP_TIMEOUT_S))
-        hurrying = asyncio.create_task(hurry.wait())
-        await asyncio.wait({stopping, hurrying}, timeout=settings.drain_grace_s, return_when=asyncio.FIRST_COMPLETED)
-        hurrying.cancel()
+        await _first_of(hurry.wait(), self._servicer.idle.wait(), timeout_s=self._settings.drain_grace_s)
         self._engine.abandon_all(DrainingError("the server is shutting down"))
-        # A client that does not read keeps its handler in a write: such RPCs are cut off.
-        await _wait(stopping, STOP_TIMEOUT_S)
-        await self._server.stop(0)
+        # Health watchers never end by themselves, and a client that does not read keeps its RPC in a write.
+        await self._server.stop(STOP_GRACE_S)
 
     async def _watch_engine(self) -> None:
         """Keep the health of the process true, and end readiness with the engine."""
@@ -104,7 +101,9 @@ class Server:
             ended.cancel()
 
 
-async def _wait(awaitable: "asyncio.Future[object] | object", timeout_s: float) -> None:
-    """Wait for `awaitable`, at most `timeout_s` seconds."""
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(awaitable, timeout_s)  # type: ignore[arg-type]
+async def _first_of(*events: Coroutine[object, object, object], timeout_s: float) -> None:
+    """Wait until one of `events` comes, at most `timeout_s` seconds."""
+    tasks = [asyncio.create_task(event) for event in events]
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()

@@ -1,5 +1,6 @@
 """The gRPC services: one request's way in, and its answer's way out."""
 
+import asyncio
 import re
 import uuid
 
@@ -64,16 +65,19 @@ class Call:
 
 
 class InferenceServicer(pb_grpc.InferenceServiceServicer):
-    """chairlift.inference.v1.InferenceService."""
+    """chairlift.inference.v1.InferenceService. Lives on the event loop's thread."""
 
     def __init__(self, frontend: Frontend) -> None:
         self._frontend = frontend
+        self._num_active = 0
+        self.idle = asyncio.Event()  # set while no RPC is being answered
+        self.idle.set()
 
     async def Generate(  # type: ignore[override]  # noqa: N802 the RPC's name; it writes, the stub expects yields
         self, request: pb.GenerateRequest, context: "grpc.aio.ServicerContext[object, object]"
     ) -> None:
         """Stream one generation. However the RPC ends, leaving the generation's context frees its blocks."""
-        call = Call(context)
+        call = self._begin(context)
         try:
             with await self._submit(request) as generation:
                 await call.admit(generation)
@@ -85,13 +89,13 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         except Exception as error:
             await call.abort(error)
         finally:
-            call.log()
+            self._end(call)
 
     async def GenerateUnary(  # noqa: N802 the RPC's name
         self, request: pb.GenerateUnaryRequest, context: "grpc.aio.ServicerContext[object, object]"
     ) -> pb.GenerateUnaryResponse:
         """Answer one generation at once."""
-        call = Call(context)
+        call = self._begin(context)
         try:
             if not request.HasField("request"):
                 raise InvalidRequestError("request", None, "required")
@@ -111,7 +115,18 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             await call.abort(error)
             raise
         finally:
-            call.log()
+            self._end(call)
+
+    def _begin(self, context: "grpc.aio.ServicerContext[object, object]") -> Call:
+        self._num_active += 1
+        self.idle.clear()
+        return Call(context)
+
+    def _end(self, call: Call) -> None:
+        call.log()
+        self._num_active -= 1
+        if not self._num_active:
+            self.idle.set()
 
     async def _submit(self, request: pb.GenerateRequest) -> Generation:
         served = self._frontend.limits.model_name

@@ -1,0 +1,198 @@
+"""Stand-ins for a model: a toy tokenizer, executors that tests steer, and a whole served model on top of them."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import grpc
+import tokenizers
+from chairlift.inference.v1 import inference_pb2 as pb
+from chairlift.inference.v1 import inference_pb2_grpc as pb_grpc
+from tokenizers import models, pre_tokenizers
+
+from service.api.frontend import Frontend
+from service.api.params import ModelLimits
+from service.api.server import Server
+from service.api.settings import ServerSettings
+from service.clock import MonotonicClock
+from service.commands.assembly import scheduler_config
+from service.core.batch_state import BatchState
+from service.core.plan import StepPlan
+from service.core.scheduler import Scheduler
+from service.engine.engine import Engine
+from service.engine.observer import NullObserver
+from service.engine.settings import EngineSettings
+from service.executor.api import ExecutorLimits, StepHandle
+from service.executor.simulated import SimulatedExecutor, toy_tokens
+from service.text.chat import ChatTemplate
+from service.text.tokenizer import Tokenizer
+
+VOCAB_SIZE = 1000
+MODEL_NAME = "toy"
+EOS_TOKEN_ID = 999
+PROMPT = [5, 17, 333]
+DEADLINE_S = 20.0
+LIMITS = ExecutorLimits(num_blocks=65, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
+
+T = TypeVar("T")
+
+
+def run_async(main: Coroutine[object, object, T]) -> T:
+    """Run a test's coroutine; a test that hangs fails."""
+    return asyncio.run(asyncio.wait_for(main, DEADLINE_S))
+
+
+async def eventually(is_true: Callable[[], bool]) -> None:
+    """Let the loop run until another thread or task has made it so. The deadline is `run_async`'s."""
+    while not is_true():  # noqa: ASYNC110 the state belongs to the engine thread, which sets no event
+        await asyncio.sleep(0)
+
+
+def toy_tokenizer() -> Tokenizer:
+    """Token n is the word `wn`; words are separated by one space."""
+    vocabulary = {f"w{token_id}": token_id for token_id in range(VOCAB_SIZE)}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return Tokenizer(tokenizer)
+
+
+def toy_text(token_ids: Sequence[int]) -> str:
+    return " ".join(f"w{token_id}" for token_id in token_ids)
+
+
+def toy_output(prompt_token_ids: Sequence[int], num_tokens: int) -> list[int]:
+    """What the toy model generates: each token follows from the one before and its position."""
+    tokens = list(prompt_token_ids)
+    for _ in range(num_tokens):
+        tokens.append(int(toy_tokens([tokens[-1]], [len(tokens)], VOCAB_SIZE)[0]))
+    return tokens[len(prompt_token_ids) :]
+
+
+def request_for(prompt: Sequence[int] = PROMPT, **sampling: object) -> pb.GenerateRequest:
+    """A greedy request for six tokens, unless `sampling` says otherwise."""
+    fields: dict[str, object] = {"max_tokens": 6, "temperature": 0.0} | sampling
+    return pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), sampling=pb.SamplingParams(**fields))
+
+
+class GatedExecutor:
+    """A SimulatedExecutor whose steps wait for the test, and raise what the test asks for."""
+
+    def __init__(self, limits: ExecutorLimits = LIMITS) -> None:
+        self.limits = limits
+        self.errors: list[Exception] = []  # raised by the next steps, first one first
+        self.num_steps = 0  # dispatched
+        self.warm_up_error: Exception | None = None
+        self.is_closed = False
+        self._inner = SimulatedExecutor(limits, VOCAB_SIZE)
+        self._gate = threading.Condition()
+        self._num_allowed: float = float("inf")
+
+    def close_gate(self) -> None:
+        """Let no further step begin."""
+        with self._gate:
+            self._num_allowed = self.num_steps
+
+    def allow(self, num_steps: float) -> None:
+        """Let so many further steps begin."""
+        with self._gate:
+            self._num_allowed += num_steps
+            self._gate.notify_all()
+
+    def warm_up(self) -> None:
+        if self.warm_up_error is not None:
+            raise self.warm_up_error
+
+    def dispatch(self, plan: StepPlan, batch: BatchState) -> StepHandle:
+        with self._gate:
+            assert self._gate.wait_for(lambda: self.num_steps < self._num_allowed, DEADLINE_S), "the gate stayed shut"
+            self.num_steps += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return self._inner.dispatch(plan, batch)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class Served:
+    """An engine with a gated executor, and the front side before it."""
+
+    executor: GatedExecutor
+    scheduler: Scheduler
+    engine: Engine
+    frontend: Frontend
+
+    @property
+    def has_all_blocks_free(self) -> bool:
+        return self.scheduler.counters.num_free_blocks == self.executor.limits.num_blocks - 1
+
+
+@asynccontextmanager
+async def served_toy(
+    limits: ExecutorLimits = LIMITS,
+    settings: EngineSettings | None = None,
+    template: str | None = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}",
+) -> AsyncIterator[Served]:
+    """A running toy model; closed at the end."""
+    settings = settings or EngineSettings(retry_pause_s=0.0)
+    executor = GatedExecutor(limits)
+    scheduler = Scheduler(scheduler_config(limits, settings))
+    engine = Engine(
+        scheduler, executor, settings, eos_token_ids=(EOS_TOKEN_ID,), clock=MonotonicClock(), observer=NullObserver()
+    )
+    model_limits = ModelLimits(
+        model_name=MODEL_NAME,
+        vocab_size=VOCAB_SIZE,
+        max_model_len=limits.max_model_len,
+        max_kv_tokens=(limits.num_blocks - 1) * limits.block_size,
+    )
+    frontend = Frontend(engine, toy_tokenizer(), ChatTemplate(template), model_limits)
+    await engine.start()
+    try:
+        yield Served(executor, scheduler, engine, frontend)
+    finally:
+        executor.allow(float("inf"))
+        await engine.close()
+
+
+@dataclass
+class Connected:
+    """A toy model behind a real port, and a client's channel to it."""
+
+    served: Served
+    server: Server
+    port: int
+    channel: grpc.aio.Channel
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def stub(self) -> pb_grpc.InferenceServiceStub:
+        return pb_grpc.InferenceServiceStub(self.channel)
+
+    def new_channel(self) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(f"127.0.0.1:{self.port}")
+
+
+@asynccontextmanager
+async def connected_toy(
+    limits: ExecutorLimits = LIMITS,
+    settings: EngineSettings | None = None,
+    server_settings: ServerSettings | None = None,
+) -> AsyncIterator[Connected]:
+    """A toy model served on a free port of loopback; drained at the end."""
+    server = Server(server_settings or ServerSettings(port=0), watch_period_s=0.01)
+    port = server.bind()
+    async with served_toy(limits, settings) as served:
+        await server.start(served.engine, served.frontend)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            connected = Connected(served, server, port, channel)
+            try:
+                yield connected
+            finally:
+                served.executor.allow(float("inf"))
+                connected.hurry.set()
+                await server.drain(connected.hurry)

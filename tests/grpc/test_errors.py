@@ -1,0 +1,218 @@
+"""Every error a client can meet, as code and google.rpc details."""
+
+import grpc
+import pytest
+from chairlift.inference.v1 import inference_pb2 as pb
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2 as details
+from grpc_status import rpc_status
+
+from service.engine.settings import EngineSettings
+from service.errors import ExecutorError
+from service.executor.api import ExecutorLimits
+from tests.doubles import LIMITS, PROMPT, Connected, connected_toy, eventually, request_for, run_async, toy_output
+
+SMALL_KV = ExecutorLimits(num_blocks=5, block_size=4, max_num_seqs=2, max_num_batched_tokens=32, max_model_len=128)
+DETAILS = (details.ErrorInfo, details.BadRequest, details.RetryInfo, details.ResourceInfo, details.RequestInfo)
+
+
+async def error_of(toy: Connected, request: pb.GenerateRequest) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        async for _ in toy.stub.Generate(request):
+            pass
+    return caught.value
+
+
+def details_of(error: grpc.aio.AioRpcError) -> dict[type[Message], Message]:
+    status = rpc_status.from_call(error)
+    assert status is not None and status.code == error.code().value[0] and status.message == error.details()
+    found = {}
+    for packed in status.details:
+        kind = next(kind for kind in DETAILS if packed.Is(kind.DESCRIPTOR))
+        found[kind] = kind()
+        packed.Unpack(found[kind])
+    assert found[details.ErrorInfo].domain == "chairlift"
+    return found
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> str:
+    return str(details_of(error)[details.ErrorInfo].reason)
+
+
+@pytest.mark.parametrize(
+    ("field", "request_"),
+    [
+        ("prompt", pb.GenerateRequest()),
+        ("prompt", pb.GenerateRequest(text="")),
+        ("prompt", request_for([])),
+        ("prompt", request_for([1000])),
+        ("prompt", request_for([1] * 128)),
+        ("messages", pb.GenerateRequest(messages=pb.ChatMessages())),
+        ("max_tokens", request_for(max_tokens=0)),
+        ("max_tokens", request_for(max_tokens=126)),
+        ("temperature", request_for(temperature=float("nan"))),
+        ("top_p", request_for(top_p=0.0)),
+        ("stop_strings", request_for(stop_strings=[""])),
+    ],
+)
+def test_bad_field_is_invalid_argument_that_names_field_and_limit(field: str, request_: pb.GenerateRequest) -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            error = await error_of(toy, request_)
+            assert not toy.served.engine.num_open_streams
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        found = details_of(error)
+        assert [violation.field for violation in found[details.BadRequest].field_violations] == [field]
+        assert found[details.ErrorInfo].reason == "INVALID_REQUEST"
+        assert set(found[details.ErrorInfo].metadata) == {"field", "value", "limit"}
+        assert found[details.ErrorInfo].metadata["limit"] in error.details()
+
+    run_async(main())
+
+
+def test_unary_refuses_a_request_that_is_missing() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await toy.stub.GenerateUnary(pb.GenerateUnaryRequest())
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert details_of(caught.value)[details.BadRequest].field_violations[0].field == "request"
+
+    run_async(main())
+
+
+def test_unknown_model_is_not_found() -> None:
+    async def main() -> None:
+        request = request_for()
+        request.model = "other"
+        async with connected_toy() as toy:
+            error = await error_of(toy, request)
+            request.model = "toy"
+            answer = await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+        assert details_of(error)[details.ResourceInfo].resource_name == "other"
+        assert answer.model == "toy"
+
+    run_async(main())
+
+
+def test_request_larger_than_the_kv_buffer_is_failed_precondition() -> None:
+    """Four blocks of four: 3 + 14 - 1 token positions fit, one more does not."""
+
+    async def main() -> None:
+        async with connected_toy(SMALL_KV) as toy:
+            fits = await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for(max_tokens=14)))
+            error = await error_of(toy, request_for(max_tokens=15))
+        assert list(fits.token_ids) == toy_output(PROMPT, 14)
+        assert (error.code(), reason_of(error)) == (grpc.StatusCode.FAILED_PRECONDITION, "UNSERVICEABLE")
+
+    run_async(main())
+
+
+def test_unset_max_tokens_fills_a_kv_buffer_that_is_smaller_than_the_context() -> None:
+    async def main() -> None:
+        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=PROMPT), sampling=pb.SamplingParams(ignore_eos=True))
+        async with connected_toy(SMALL_KV) as toy:
+            answer = await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request))
+        assert len(answer.token_ids) == 14
+        assert answer.complete.finish_reason == pb.FINISH_REASON_LENGTH
+
+    run_async(main())
+
+
+def test_full_queue_is_resource_exhausted_before_any_metadata_with_a_delay_for_the_retry() -> None:
+    async def main() -> None:
+        async with connected_toy(settings=EngineSettings(max_waiting_requests=2)) as toy:
+            toy.served.executor.close_gate()
+            waiting = [toy.stub.Generate(request_for()) for _ in range(2)]
+            for call in waiting:
+                await call.initial_metadata()
+            call = toy.stub.Generate(request_for())
+            error = await error_of(toy, request_for())
+            assert "x-request-id" not in dict(await call.initial_metadata() or ())
+            toy.served.executor.allow(99)
+            assert len([response async for response in waiting[0]]) >= 3
+            await eventually(lambda: toy.served.engine.num_open_streams == 0)
+            again = await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for()))
+        assert (error.code(), reason_of(error)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL")
+        delay_ms = details_of(error)[details.RetryInfo].retry_delay.ToMilliseconds()
+        assert delay_ms > 0
+        assert abs(int(dict(error.trailing_metadata())["grpc-retry-pushback-ms"]) - delay_ms) <= 1
+        assert list(again.token_ids) == toy_output(PROMPT, 6)
+
+    run_async(main())
+
+
+def test_queue_is_bounded_by_prompt_tokens_too_but_never_refuses_all() -> None:
+    async def main() -> None:
+        async with connected_toy(settings=EngineSettings(max_waiting_tokens=4)) as toy:
+            toy.served.executor.close_gate()
+            first = toy.stub.Generate(request_for([1, 2, 3, 4, 5]))
+            await first.initial_metadata()
+            error = await error_of(toy, request_for([1]))
+            first.cancel()
+        assert reason_of(error) == "QUEUE_FULL"
+
+    run_async(main())
+
+
+def test_transient_error_is_retried_and_the_tokens_are_the_same() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            toy.served.executor.errors += [ExecutorError("passing", is_transient=True)] * 3
+            answer = await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for()))
+        assert list(answer.token_ids) == toy_output(PROMPT, 6)
+
+    run_async(main())
+
+
+@pytest.mark.parametrize(
+    "errors",
+    [
+        [ExecutorError("passing", is_transient=True)] * 4,
+        [ExecutorError("for good")],
+        [ValueError("a fault of ours")],
+    ],
+    ids=["too many transient ones", "a lasting one", "a bug"],
+)
+def test_dead_engine_is_unavailable_for_open_and_for_new_requests(errors: list[Exception]) -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            executor = toy.served.executor
+            executor.close_gate()
+            executor.allow(1)
+            call = toy.stub.Generate(request_for())
+            assert [(await call.read()).WhichOneof("event") for _ in range(2)] == ["started", "chunk"]
+            executor.errors += errors
+            executor.allow(99)
+            with pytest.raises(grpc.aio.AioRpcError) as open_error:
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            new_error = await error_of(toy, request_for())
+        for error in (open_error.value, new_error):
+            assert (error.code(), reason_of(error)) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD")
+            assert details_of(error)[details.RetryInfo].retry_delay.ToMilliseconds() > 0
+        assert executor.is_closed
+
+    run_async(main())
+
+
+def test_fault_of_ours_is_internal_and_says_nothing_but_the_request_id(capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            # A limit that no real model has makes the front side stumble.
+            toy.served.frontend.limits = None  # type: ignore[assignment]
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                request = pb.GenerateUnaryRequest(request=request_for())
+                await toy.stub.GenerateUnary(request, metadata=(("x-request-id", "mine-8"),))
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert "mine-8" in caught.value.details() and "NoneType" not in caught.value.details()
+        assert details_of(caught.value)[details.RequestInfo].request_id == "mine-8"
+        assert reason_of(caught.value) == "INTERNAL"
+
+    run_async(main())
+    assert "mine-8" in capsys.readouterr().out
+
+
+def test_limits_of_the_toy_model_are_what_these_tests_assume() -> None:
+    assert (LIMITS.max_model_len, LIMITS.num_blocks, LIMITS.block_size) == (128, 65, 4)

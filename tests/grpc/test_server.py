@@ -1,0 +1,141 @@
+"""The server's life: port, health, reflection, and its orderly end."""
+
+import asyncio
+
+import grpc
+import pytest
+from chairlift.inference.v1 import inference_pb2 as pb
+from google.rpc import error_details_pb2 as details
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from service.api.server import ALIVE, INFERENCE, Server
+from service.api.settings import ServerSettings
+from service.errors import ConfigError, ExecutorError
+from tests.doubles import PROMPT, Connected, connected_toy, request_for, run_async, toy_output
+from tests.grpc.test_errors import details_of
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def health_of(toy: Connected, service: str) -> int:
+    stub = health_pb2_grpc.HealthStub(toy.channel)
+    return int((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
+
+
+async def wait_for_health(toy: Connected, service: str, status: int) -> None:
+    watch = health_pb2_grpc.HealthStub(toy.channel).Watch(health_pb2.HealthCheckRequest(service=service))
+    async for answer in watch:
+        if answer.status == status:
+            watch.cancel()
+            return
+
+
+def test_port_in_use_is_a_config_error_that_names_it() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            with pytest.raises(ConfigError, match=f"127.0.0.1:{toy.port}"):
+                Server(ServerSettings(port=toy.port)).bind()
+
+    run_async(main())
+
+
+def test_serving_server_is_alive_and_ready() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            assert [await health_of(toy, name) for name in (ALIVE, INFERENCE)] == [SERVING, SERVING]
+
+    run_async(main())
+
+
+def test_dead_engine_fails_liveness_and_readiness() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            toy.served.executor.errors.append(ExecutorError("for good"))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for()))
+            await wait_for_health(toy, ALIVE, NOT_SERVING)
+            await wait_for_health(toy, INFERENCE, NOT_SERVING)
+
+    run_async(main())
+
+
+def test_reflection_lists_the_services() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            stub = reflection_pb2_grpc.ServerReflectionStub(toy.channel)
+            ask = reflection_pb2.ServerReflectionRequest(list_services="")
+            answers = [answer async for answer in stub.ServerReflectionInfo(iter([ask]))]
+        names = {service.name for service in answers[0].list_services_response.service}
+        assert {INFERENCE, "grpc.health.v1.Health"} <= names
+
+    run_async(main())
+
+
+def test_drain_lets_running_streams_finish_and_tells_watchers() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            executor = toy.served.executor
+            executor.close_gate()
+            executor.allow(1)
+            call = toy.stub.Generate(request_for(max_tokens=12))
+            events = aiter(call)
+            await anext(events)
+            first = await anext(events)
+            watcher = asyncio.create_task(wait_for_health(toy, INFERENCE, NOT_SERVING))
+            await wait_for_health(toy, INFERENCE, SERVING)
+            drain = asyncio.create_task(toy.server.drain(toy.hurry))
+            await watcher
+            executor.allow(99)
+            rest = [response async for response in events]
+            await drain
+            token_ids = [*first.chunk.token_ids, *(i for response in rest for i in response.chunk.token_ids)]
+            assert token_ids == toy_output(PROMPT, 12)
+            assert rest[-1].HasField("complete")
+
+    run_async(main())
+
+
+def test_drain_without_streams_does_not_wait_for_health_watchers() -> None:
+    async def main() -> None:
+        async with connected_toy(server_settings=ServerSettings(port=0, drain_grace_s=600.0)) as toy:
+            watch = health_pb2_grpc.HealthStub(toy.channel).Watch(health_pb2.HealthCheckRequest(service=INFERENCE))
+            assert (await watch.read()).status == SERVING
+            await toy.server.drain(toy.hurry)
+            assert (await watch.read()).status == NOT_SERVING
+
+    run_async(main())
+
+
+def test_draining_engine_refuses_new_requests_as_unavailable() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            toy.served.engine.drain()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for()))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert details_of(caught.value)[details.ErrorInfo].reason == "DRAINING"
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("is_hurried", [False, True])
+def test_stream_that_outlasts_the_grace_ends_unavailable(is_hurried: bool) -> None:
+    async def main() -> None:
+        grace_s = 600.0 if is_hurried else 0.05
+        async with connected_toy(server_settings=ServerSettings(port=0, drain_grace_s=grace_s)) as toy:
+            executor = toy.served.executor
+            executor.close_gate()
+            executor.allow(1)
+            call = toy.stub.Generate(request_for(max_tokens=12))
+            assert [(await call.read()).WhichOneof("event") for _ in range(2)] == ["started", "chunk"]
+            if is_hurried:
+                toy.hurry.set()
+            await toy.server.drain(toy.hurry)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert details_of(caught.value)[details.ErrorInfo].reason == "DRAINING"
+
+    run_async(main())
