@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gguf import GGUFReader
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from graphs.bpe_rules import BPE_RULES
 from graphs.errors import ExportError
+from graphs.gguf_source import open_gguf
 from graphs.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 
 Metadata = Mapping[str, object]
@@ -75,13 +75,11 @@ def write_tokenizer(source: Path, out_dir: Path) -> TokenizerFiles:
 
 def read_tokenizer_metadata(path: Path) -> Metadata:
     """The `tokenizer.` entries of a GGUF file. Raises ExportError when it is missing, damaged or not a GGUF file."""
+    fields = open_gguf(path).fields
     try:
-        fields = GGUFReader(path).fields
         return {name: field.contents() for name, field in fields.items() if name.startswith("tokenizer.")}
-    except FileNotFoundError:
-        raise ExportError(f"{path}: no such file") from None
-    except (OSError, ValueError, IndexError, KeyError, OverflowError) as error:
-        raise ExportError(f"{path}: not a GGUF file, or damaged: {error}") from error
+    except (ValueError, IndexError) as error:
+        raise ExportError(f"{path}: tokenizer metadata is damaged: {error}") from error
 
 
 def build_tokenizer(metadata: Metadata, origin: str = "GGUF metadata") -> Tokenizer:

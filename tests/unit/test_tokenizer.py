@@ -225,7 +225,7 @@ class TestWriteTokenizer:
     @pytest.mark.parametrize("content", [b"", b"GGUF", b"not a GGUF file, whatever its name says" * 9])
     def test_a_file_that_is_no_gguf_is_refused(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "m.gguf").write_bytes(content)
-        with pytest.raises(ExportError, match=r"m\.gguf: not a GGUF file, or damaged"):
+        with pytest.raises(ExportError, match=r"m\.gguf: (not a GGUF file|truncated or damaged)"):
             write_tokenizer(tmp_path / "m.gguf", tmp_path)
 
     @pytest.mark.parametrize("kept", [0.1, 0.5, 0.9, 0.99])
@@ -237,7 +237,7 @@ class TestWriteTokenizer:
             write_tokenizer(source, tmp_path)
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(ExportError, match=r"m\.gguf: no such file"):
+        with pytest.raises(ExportError, match=r"m\.gguf: cannot be read: No such file"):
             write_tokenizer(tmp_path / "m.gguf", tmp_path)
 
     def folder(self, tmp_path: Path, **files: str) -> Path:
