@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import quantize
-from safetensors import serialize_file
+from safetensors.numpy import save_file
 
 from graphs.spec import ModelSpec
 from graphs.tensors import BlockWeights, tensor_shapes
@@ -102,9 +102,9 @@ def hf_tensors(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def write_hf(
-    folder: Path, config: dict, tensors: dict[str, np.ndarray], dtype: str = "float32", num_shards: int = 1
+    folder: Path, config: dict, tensors: dict[str, np.ndarray], dtype: object = np.float32, num_shards: int = 1
 ) -> Path:
-    """Write config.json and the tensors; "bfloat16" keeps the upper halves of their bits."""
+    """Write config.json and the tensors."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     names = list(tensors)
@@ -114,18 +114,9 @@ def write_hf(
         weight_map = {name: files[place % num_shards] for place, name in enumerate(names)}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     for shard, file in enumerate(files):
-        entries = {
-            name: {"dtype": dtype, "shape": list(tensors[name].shape), "data": _raw(tensors[name], dtype)}
-            for name in names[shard :: len(files)]
-        }
-        serialize_file(entries, folder / file, None)
+        chosen = names[shard :: len(files)]
+        save_file({name: tensors[name].astype(dtype) for name in chosen}, folder / file)
     return folder
-
-
-def _raw(values: np.ndarray, dtype: str) -> bytes:
-    if dtype == "bfloat16":
-        return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    return values.astype(dtype).tobytes()
 
 
 def permute(weights: np.ndarray, num_heads: int) -> np.ndarray:
