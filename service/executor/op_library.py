@@ -3,8 +3,10 @@
 import ctypes
 from pathlib import Path
 
+from graphs.manifest import ModelInfo
 from graphs.ops import library_path
 from service.errors import ConfigError
+from service.executor.api import ExecutorLimits
 
 
 class OpLibrary:
@@ -23,9 +25,18 @@ class OpLibrary:
         """True when this processor multiplies u8 by s8 without saturating."""
         return bool(self._functions.chairlift_has_int8_dot())
 
-    def attention_workspace_floats(self, num_threads: int, num_heads: int, head_dim: int) -> int:
-        """float32 elements that PagedAttention's workspace input must have."""
+    def attention_workspace_floats(self, model: ModelInfo, limits: ExecutorLimits) -> int:
+        """float32 elements worth giving PagedAttention as its workspace input."""
         function = self._functions.chairlift_attention_workspace_floats
         function.restype = ctypes.c_int64
-        function.argtypes = [ctypes.c_int64] * 3
-        return int(function(num_threads, num_heads, head_dim))
+        function.argtypes = [ctypes.c_int64] * 6
+        return int(
+            function(
+                limits.max_num_batched_tokens,
+                limits.max_num_seqs,
+                model.num_heads,
+                model.num_kv_heads,
+                model.head_dim,
+                limits.max_model_len,
+            )
+        )

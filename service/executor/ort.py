@@ -60,7 +60,7 @@ class OrtExecutor:
         self.layout = fit_kv_layout(model, dtype, config.block_size, kv_memory_bytes)
         self.limits = _limits(config, model, self.layout)
         self.bind_kv_cache(allocate_kv(self.layout))
-        num_floats = library.attention_workspace_floats(num_threads, model.num_heads, model.head_dim)
+        num_floats = library.attention_workspace_floats(model, self.limits)
         self._session.bind_input("workspace", aligned_zeros((num_floats,), np.float32))
 
         self._inputs = StepInputBuffers(self.limits)

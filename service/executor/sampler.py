@@ -63,6 +63,7 @@ class Sampler:
             seed=aligned_zeros((max_num_seqs,), np.int64),
             position=aligned_zeros((max_num_seqs,), np.int32),
         )
+        self._batch: BatchState | None = None  # the one that the next two describe
         self._known_seq_ids = np.full(max_num_seqs, -1, np.int64)
         self._features = np.zeros(max_num_seqs, np.int8)
 
@@ -104,6 +105,9 @@ class Sampler:
 
     def _features_of(self, batch: BatchState, rows: Int32Array) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
         """Feature bits per row; looks at SamplingParams only where a row's sequence is new."""
+        if batch is not self._batch:
+            self._batch = batch
+            self._known_seq_ids[:] = -1
         seq_ids = batch.seq_ids[rows]
         for row in rows[self._known_seq_ids[rows] != seq_ids].tolist():
             sampling = batch.sampling[row]
