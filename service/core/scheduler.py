@@ -49,7 +49,7 @@ class Scheduler:
         self._planner = Planner(config, self._batch, self._pool, self._queue, budget)
         self._sequences: dict[int, Sequence] = {}  # every live sequence
         self._flight: _Flight | None = None
-        self._cancelled_in_flight: set[int] = set()
+        self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
         self._num_steps = 0
         self._num_submitted = 0
         self._num_finished = 0
@@ -111,7 +111,7 @@ class Scheduler:
             self._queue.remove(seq_id)
             self._forget(seq_id)
         elif self._flight is not None:
-            self._cancelled_in_flight.add(seq_id)
+            self._cancelled_in_flight[seq_id] = None
         else:
             self._end_running(seq_id)
         return True
@@ -158,7 +158,7 @@ class Scheduler:
         Sequences that were added or cancelled meanwhile stay added or cancelled.
         """
         self._landed(plan).reservation.undo()
-        for seq_id in sorted(self._cancelled_in_flight):
+        for seq_id in self._cancelled_in_flight:
             if seq_id in self._queue:
                 self._queue.remove(seq_id)
                 self._forget(seq_id)
@@ -168,8 +168,13 @@ class Scheduler:
 
     def snapshot(self) -> SchedulerSnapshot:
         """A deep copy of the state, comparable with ==. For tests and post-mortems: it costs time per token."""
-        plan = self._flight.plan if self._flight is not None else None
-        return take_snapshot(self.config, self._batch, self._pool, self._queue, (self.counters, plan))
+        return take_snapshot(
+            self.config,
+            (self._batch, self._pool, self._queue),
+            counters=self.counters,
+            plan=self._flight.plan if self._flight is not None else None,
+            cancelled_in_flight=tuple(self._cancelled_in_flight),
+        )
 
     def _check_size(self, request: Request) -> None:
         num_tokens = len(request.prompt_token_ids)

@@ -63,7 +63,7 @@ class PlanSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSnapshot:
-    """Everything that later steps depend on. Two schedulers with equal snapshots behave alike."""
+    """Everything that later plans depend on."""
 
     config: SchedulerConfig
     counters: SchedulerCounters
@@ -74,17 +74,19 @@ class SchedulerSnapshot:
     num_evictable_blocks: int
     ref_counts: tuple[int, ...]  # [num_blocks]
     plan: PlanSnapshot | None
+    cancelled_in_flight: tuple[int, ...]  # running sequences that end when the plan has landed
 
 
 def take_snapshot(
     config: SchedulerConfig,
-    batch: BatchState,
-    pool: BlockPool,
-    queue: WaitingQueue,
-    counters_and_plan: tuple[SchedulerCounters, StepPlan | None],
+    state: tuple[BatchState, BlockPool, WaitingQueue],
+    *,
+    counters: SchedulerCounters,
+    plan: StepPlan | None,
+    cancelled_in_flight: tuple[int, ...],
 ) -> SchedulerSnapshot:
     """Copy the state of a scheduler's parts."""
-    counters, plan = counters_and_plan
+    batch, pool, queue = state
     return SchedulerSnapshot(
         config=config,
         counters=counters,
@@ -104,6 +106,7 @@ def take_snapshot(
         num_evictable_blocks=0,
         ref_counts=tuple(pool.ref_counts.tolist()),
         plan=None if plan is None else _plan_snapshot(plan),
+        cancelled_in_flight=cancelled_in_flight,
     )
 
 

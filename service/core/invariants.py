@@ -1,0 +1,151 @@
+"""The scheduler's invariants, as pure functions on a snapshot.
+
+Each yields what is wrong, one line per violation, and nothing when all is well. INV-8 speaks of the prefix cache, and
+INV-10 of tokens: the first comes with the cache, the second is checked where tokens are made.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from service.core.snapshot import SchedulerSnapshot
+from service.core.types import NULL_BLOCK
+
+
+def violations(snapshot: SchedulerSnapshot) -> list[str]:
+    """Everything that is wrong with one state, in flight or not."""
+    checks = (
+        every_sequence_is_somewhere,
+        every_block_is_somewhere,
+        ref_counts_match_block_tables,
+        blocks_cover_tokens_exactly,
+        written_blocks_have_one_owner,
+        step_is_within_budget,
+        decode_rows_come_first,
+    )
+    return [violation for check in checks for violation in check(snapshot)]
+
+
+def every_sequence_is_somewhere(snapshot: SchedulerSnapshot) -> Iterator[str]:
+    """INV-1: submitted = waiting + running + preempted + finished, and no sequence is in two places."""
+    counters = snapshot.counters
+    seq_ids = [row.seq_id for row in snapshot.rows] + [queued.seq_id for queued in snapshot.queue]
+    num_preempted = sum(queued.is_preempted for queued in snapshot.queue)
+    counted = (counters.num_running, counters.num_preempted, counters.num_waiting)
+    actual = (len(snapshot.rows), num_preempted, len(snapshot.queue) - num_preempted)
+    if counted != actual:
+        yield f"INV-1: (running, preempted, waiting) counted as {counted}, but are {actual}"
+    if counters.num_submitted != sum(actual) + counters.num_finished:
+        yield f"INV-1: {counters.num_submitted} submitted, {sum(actual)} live, {counters.num_finished} finished"
+    if len(set(seq_ids)) != len(seq_ids):
+        yield f"INV-1: a sequence is in two places: {seq_ids}"
+    if counters.num_waiting_tokens != sum(len(queued.token_ids) for queued in snapshot.queue):
+        yield f"INV-1: the queue counts {counters.num_waiting_tokens} tokens"
+
+
+def every_block_is_somewhere(snapshot: SchedulerSnapshot) -> Iterator[str]:
+    """INV-2: null + blank + evictable + referenced = num_blocks, and free blocks are unreferenced and distinct."""
+    free = snapshot.free_blocks
+    num_referenced = sum(count > 0 for count in snapshot.ref_counts)
+    total = 1 + len(free) + snapshot.num_evictable_blocks + num_referenced
+    if total != snapshot.config.num_blocks:
+        yield f"INV-2: null and {len(free)} blank and {num_referenced} referenced blocks make {total}"
+    if len(set(free)) != len(free) or NULL_BLOCK in free:
+        yield f"INV-2: the free blocks are not distinct real ones: {free}"
+    for block in free:
+        if snapshot.ref_counts[block]:
+            yield f"INV-2: block {block} is free and referenced"
+
+
+def ref_counts_match_block_tables(snapshot: SchedulerSnapshot) -> Iterator[str]:
+    """INV-3: ref_count[b] = occurrences of b in live block tables."""
+    occurrences = Counter(block for row in snapshot.rows for block in row.blocks)
+    if NULL_BLOCK in occurrences:
+        yield "INV-3: a block table holds the null block"
+    for block, count in enumerate(snapshot.ref_counts):
+        if count != occurrences[block]:
+            yield f"INV-3: block {block} is counted {count} times and held {occurrences[block]} times"
+
+
+def blocks_cover_tokens_exactly(snapshot: SchedulerSnapshot) -> Iterator[str]:
+    """INV-4: a row's blocks cover computed + scheduled tokens and no more."""
+    for number, (row, num_scheduled) in enumerate(zip(snapshot.rows, _scheduled(snapshot), strict=True)):
+        num_covered = row.num_computed_tokens + num_scheduled
+        if len(row.blocks) != -(-num_covered // snapshot.config.block_size):
+            yield f"INV-4: row {number} holds {len(row.blocks)} blocks for {num_covered} tokens"
+        if num_covered > len(row.token_ids):
+            yield f"INV-4: row {number} computes {num_covered} tokens and knows {len(row.token_ids)}"
+
+
+def written_blocks_have_one_owner(snapshot: SchedulerSnapshot) -> Iterator[str]:
+    """INV-5: a block written this step has ref_count 1."""
+    block_size = snapshot.config.block_size
+    for row, num_scheduled in zip(snapshot.rows, _scheduled(snapshot), strict=True):
+        start = row.num_computed_tokens
+        for position in range(start, start + num_scheduled):
+            block = row.blocks[position // block_size] if position // block_size < len(row.blocks) else NULL_BLOCK
+            if snapshot.ref_counts[block] != 1:
+                yield f"INV-5: sequence {row.seq_id} writes block {block}, held {snapshot.ref_counts[block]} times"
+
+
+def step_is_within_budget(snapshot: SchedulerSnapshot) -> Iterator[str]:
+    """INV-6: tokens, rows and blocks of a step are within budget, and the plan is what it says it is."""
+    plan, config = snapshot.plan, snapshot.config
+    if len(snapshot.rows) > config.max_num_seqs:
+        yield f"INV-6: {len(snapshot.rows)} rows"
+    if plan is None:
+        return
+    if not plan.rows or len(set(plan.rows)) != len(plan.rows) or min(plan.num_scheduled) < 1:
+        yield f"INV-6: the plan's rows are {plan.rows}, with {plan.num_scheduled} tokens"
+    if plan.num_tokens != sum(plan.num_scheduled) or plan.num_tokens > config.max_num_batched_tokens:
+        yield f"INV-6: the plan counts {plan.num_tokens} tokens, of {plan.num_scheduled}"
+    num_prompt_tokens = sum(plan.num_scheduled[plan.num_decode_rows :])
+    if config.max_chunk_tokens and num_prompt_tokens > config.max_chunk_tokens:
+        yield f"INV-6: {num_prompt_tokens} prompt tokens"
+    is_last_sampled = [
+        snapshot.rows[row].num_computed_tokens + num_scheduled == len(snapshot.rows[row].token_ids)
+        for row, num_scheduled in zip(plan.rows, plan.num_scheduled, strict=True)
+    ]
+    if is_last_sampled != list(plan.samples):
+        yield f"INV-6: the plan samples {plan.samples} instead of {is_last_sampled}"
+    is_decode = [count == 1 and samples for count, samples in zip(plan.num_scheduled, plan.samples, strict=True)]
+    if is_decode != [index < plan.num_decode_rows for index in range(len(plan.rows))]:
+        yield f"INV-6: {plan.num_decode_rows} decode rows do not come first: {is_decode}"
+
+
+def decode_rows_come_first(snapshot: SchedulerSnapshot) -> Iterator[str]:
+    """Between steps, rows with one token left come before the others, and everybody has a token left."""
+    if snapshot.plan is not None:
+        return
+    left = [len(row.token_ids) - row.num_computed_tokens for row in snapshot.rows]
+    is_decode = [index < snapshot.num_decode_rows for index in range(len(left))]
+    if [count == 1 for count in left] != is_decode or min(left, default=1) < 1:
+        yield f"row order: {snapshot.num_decode_rows} decode rows, tokens left are {left}"
+
+
+def progress(before: SchedulerSnapshot, after: SchedulerSnapshot) -> list[str]:
+    """INV-7: work exists before `plan` -> a plan is in flight after it.
+
+    What could not go on even alone has been finished as UNSERVICEABLE by the commit before.
+    """
+    if (before.rows or before.queue) and after.plan is None:
+        return [f"INV-7: {len(before.rows)} running and {len(before.queue)} queued sequences, and no plan"]
+    return []
+
+
+def restored(before: SchedulerSnapshot, after: SchedulerSnapshot) -> list[str]:
+    """INV-9: abort(plan) restores the snapshot, when nothing was added or cancelled meanwhile."""
+    fields = SchedulerSnapshot.__slots__
+    return [
+        f"INV-9: {name} was {getattr(before, name)} and is {getattr(after, name)}"
+        for name in fields
+        if getattr(before, name) != getattr(after, name)
+    ]
+
+
+def _scheduled(snapshot: SchedulerSnapshot) -> list[int]:
+    """Tokens that the plan in flight schedules, per row."""
+    scheduled = [0] * len(snapshot.rows)
+    if snapshot.plan is not None:
+        for row, count in zip(snapshot.plan.rows, snapshot.plan.num_scheduled, strict=True):
+            scheduled[row] = count
+    return scheduled

@@ -1,0 +1,246 @@
+"""The scheduler against a toy language model, in any order of events.
+
+The toy model's next token is a hash of the whole token history, which it reads back from a paged buffer through the
+block tables. So a token written to a wrong slot, a block shared by mistake, or a position computed twice or never
+changes what is generated; and what is generated must equal what each sequence yields when it runs alone.
+"""
+
+import copy
+import zlib
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from service.core.batch_state import BatchState
+from service.core.invariants import progress, restored, violations
+from service.core.plan import StepPlan
+from service.core.scheduler import Scheduler, SchedulerConfig
+from service.core.types import FinishReason, Request, SamplingParams, StepResult, TokenLogprobs
+from service.errors import InvalidRequestError, OverloadedError, UnserviceableError
+
+VOCAB_SIZE = 13
+EOS_TOKEN_ID = 0
+
+
+def next_token(history: list[int]) -> int:
+    return zlib.crc32(np.asarray(history, np.int32).tobytes()) % VOCAB_SIZE
+
+
+def tokens_alone(request: Request, config: SchedulerConfig) -> tuple[list[int], FinishReason]:
+    """What the sequence generates when nothing else runs, and why it ends."""
+    sampling = request.sampling
+    history = request.prompt_token_ids.tolist()
+    stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(request.eos_token_ids))
+    output: list[int] = []
+    while True:
+        output.append(next_token(history))
+        history.append(output[-1])
+        if output[-1] in stops and len(output) > sampling.min_tokens:
+            return output, FinishReason.STOP
+        if len(output) == sampling.max_tokens or len(history) == config.max_model_len:
+            return output, FinishReason.LENGTH
+        if len(history) > (config.num_blocks - 1) * config.block_size:
+            return output, FinishReason.UNSERVICEABLE
+
+
+class ToyExecutor:
+    """A paged buffer that holds (token, position) instead of K and V."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.block_size = config.block_size
+        self.slots = np.full((config.num_blocks * config.block_size, 2), -1, np.int64)
+
+    def run(self, plan: StepPlan, batch: BatchState) -> StepResult:
+        token_ids = []
+        for row, count, samples in zip(plan.rows, plan.num_scheduled, plan.samples, strict=True):
+            start = batch.num_computed_tokens[row]
+            positions = np.arange(start + count)
+            slots = batch.block_table[row, positions // self.block_size] * self.block_size
+            slots += positions % self.block_size
+            assert slots.min() >= self.block_size, "the null block is never written by a live sequence"
+            self.slots[slots[start:], 0] = batch.token_ids[row, start : start + count]
+            self.slots[slots[start:], 1] = positions[start:]
+            assert self.slots[slots, 1].tolist() == positions.tolist()
+            if samples:
+                token_ids.append(next_token(self.slots[slots, 0].tolist()))
+        logprobs = {
+            index: TokenLogprobs(float(token_id), np.zeros(0, np.int32), np.zeros(0, np.float32))
+            for index, token_id in enumerate(token_ids)
+            if token_id % 2
+        }
+        return StepResult(np.array(token_ids, np.int32), logprobs)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> SchedulerConfig:
+    max_num_seqs = draw(st.integers(1, 5))
+    return SchedulerConfig(
+        num_blocks=draw(st.integers(3, 10)),
+        block_size=draw(st.sampled_from([1, 2, 4])),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 6)),
+        max_model_len=draw(st.integers(6, 20)),
+        max_waiting_requests=draw(st.sampled_from([2, 6])),
+        max_waiting_tokens=draw(st.sampled_from([10, 1000])),
+        max_chunk_tokens=draw(st.sampled_from([0, 0, 1, 3])),
+        watermark_fraction=draw(st.sampled_from([0.0, 0.0, 0.3])),
+    )
+
+
+@st.composite
+def sampling_params(draw: st.DrawFn) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=draw(st.integers(1, 12)),
+        min_tokens=draw(st.sampled_from([0, 0, 3])),
+        ignore_eos=draw(st.booleans()),
+        stop_token_ids=tuple(draw(st.lists(st.integers(1, VOCAB_SIZE - 1), max_size=2))),
+    )
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: dict[int, Request] = {}  # accepted
+        self.outputs: dict[int, list[int]] = {}
+        self.reasons: dict[int, FinishReason] = {}
+        self.cancelled: set[int] = set()
+        self.plan_in_flight: StepPlan | None = None
+        self.shadow: Scheduler | None = None  # a copy from before the plan: what an abort must lead back to
+
+    @initialize(config=configs())
+    def start(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config)
+        self.executor = ToyExecutor(config)
+        self.before = self.scheduler.snapshot()
+
+    @rule(prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12), sampling=sampling_params())
+    def add(self, prompt: list[int], sampling: SamplingParams) -> None:
+        seq_id = len(self.outputs) + 100
+        request = Request(seq_id, np.array(prompt, np.int32), sampling, (EOS_TOKEN_ID,))
+        config, queue = self.config, self.scheduler.snapshot().queue
+        waiting_tokens = sum(len(queued.token_ids) for queued in queue)
+        try:
+            self.scheduler.add(request)
+        except InvalidRequestError:
+            assert not 1 <= len(prompt) < config.max_model_len
+            return
+        except UnserviceableError:
+            assert len(prompt) > (config.num_blocks - 1) * config.block_size
+            return
+        except OverloadedError as error:
+            assert len(queue) >= config.max_waiting_requests or waiting_tokens + len(prompt) > config.max_waiting_tokens
+            assert 0.0 < error.retry_after_s <= 60.0
+            return
+        assert 1 <= len(prompt) < config.max_model_len
+        assert len(queue) < config.max_waiting_requests
+        assert not queue or waiting_tokens + len(prompt) <= config.max_waiting_tokens
+        self.requests[seq_id], self.outputs[seq_id] = request, []
+        if self.shadow is not None:
+            try:
+                self.shadow.add(request)
+            except OverloadedError:  # what the plan has admitted is in the shadow's queue still
+                self.shadow = None
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        seq_id = data.draw(st.sampled_from(sorted(self.requests)))
+        is_live = seq_id not in self.reasons and seq_id not in self.cancelled
+        assert self.scheduler.cancel(seq_id) == is_live
+        assert not self.scheduler.cancel(seq_id)
+        if self.shadow is not None:
+            self.shadow.cancel(seq_id)
+        if is_live:
+            self.cancelled.add(seq_id)
+
+    @precondition(lambda self: self.plan_in_flight is None)
+    @rule()
+    def plan(self) -> None:
+        self.shadow = copy.deepcopy(self.scheduler)
+        self._plan()
+
+    def _plan(self) -> None:
+        self.before = self.scheduler.snapshot()
+        self.plan_in_flight = self.scheduler.plan(now_ns=self.scheduler.counters.num_finished * 1_000_000)
+        assert progress(self.before, self.scheduler.snapshot()) == []
+
+    @precondition(lambda self: self.plan_in_flight is not None)
+    @rule()
+    def commit(self) -> None:
+        plan = self.plan_in_flight
+        assert plan is not None
+        result = self.executor.run(plan, self.scheduler.batch)
+        delta = self.scheduler.commit(plan, result)
+        self.plan_in_flight = self.shadow = None
+        assert delta.step_id == plan.step_id
+        for index, (seq_id, token_id, reason) in enumerate(
+            zip(delta.seq_ids.tolist(), delta.token_ids.tolist(), delta.finish_reasons.tolist(), strict=True)
+        ):
+            assert seq_id not in self.cancelled and seq_id not in self.reasons
+            assert (index in delta.logprobs) == bool(token_id % 2)
+            assert index not in delta.logprobs or delta.logprobs[index].chosen == token_id
+            self.outputs[seq_id].append(token_id)
+            if reason != FinishReason.NONE:
+                self.reasons[seq_id] = FinishReason(reason)
+                expected = tokens_alone(self.requests[seq_id], self.config)
+                assert (self.outputs[seq_id], self.reasons[seq_id]) == expected
+
+    @precondition(lambda self: self.plan_in_flight is not None)
+    @rule(runs_first=st.booleans())
+    def abort(self, runs_first: bool) -> None:
+        plan = self.plan_in_flight
+        assert plan is not None
+        if runs_first:
+            self.executor.run(plan, self.scheduler.batch)
+        self.scheduler.abort(plan)
+        if self.shadow is not None:
+            assert restored(self.shadow.snapshot(), self.scheduler.snapshot()) == []
+        self.plan_in_flight = self.shadow = None
+
+    @rule(num_steps=st.integers(1, 6))
+    def run_steps(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            if self.plan_in_flight is None:
+                self._plan()
+                self.state_is_sound()
+            if self.plan_in_flight is not None:
+                self.commit()
+                self.state_is_sound()
+
+    @invariant()
+    def state_is_sound(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        snapshot = self.scheduler.snapshot()
+        assert violations(snapshot) == []
+        if snapshot.plan is None and snapshot.rows and snapshot.queue:
+            assert max(row.rank for row in snapshot.rows) < min(queued.rank for queued in snapshot.queue)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(1000):
+            if not self.scheduler.has_work:
+                break
+            self.run_steps(1)
+        assert not self.scheduler.has_work
+        assert self.requests.keys() == self.reasons.keys() | self.cancelled
+        for seq_id in self.cancelled:
+            expected, _ = tokens_alone(self.requests[seq_id], self.config)
+            assert self.outputs[seq_id] == expected[: len(self.outputs[seq_id])]
+        assert self.scheduler.counters.num_free_blocks == self.config.num_blocks - 1
+        assert self.scheduler.snapshot().ref_counts == (0,) * self.config.num_blocks
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=300,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestSchedulerMachine = SchedulerMachine.TestCase
