@@ -46,10 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has seen enough
         sys.stdout = None
         return 1
-    except (ChairliftError, ExportError, ManifestError, OSError) as error:
-        message = " ".join(str(error).split())
-        print(f"chairlift {args.command}: {message}", file=sys.stderr)
-        return EXIT_ERROR
+    except OSError as error:
+        return fail(args.command, f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except (ChairliftError, ExportError, ManifestError) as error:
+        return fail(args.command, str(error))
+
+
+def fail(command: str, message: str) -> int:
+    """Print one line on stderr; yields the exit code."""
+    print(f"chairlift {command}: {' '.join(message.split())}", file=sys.stderr)
+    return EXIT_ERROR
 
 
 def build_parser(command: str | None) -> ArgumentParser:

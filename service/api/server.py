@@ -1,6 +1,7 @@
 """The gRPC server: its options, its health, its end."""
 
 import asyncio
+import socket
 from collections.abc import Coroutine
 
 import grpc
@@ -58,12 +59,11 @@ class Server:
         host, port = self._settings.host, self._settings.port
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound = self._server.add_insecure_port(address)
-        except RuntimeError:
-            bound = 0
-        if not bound:
-            raise ConfigError(f"cannot listen on {address}: the port is in use, or the address is not this machine's")
-        return bound
+            _try_to_bind(host, port)
+            return self._server.add_insecure_port(address)
+        except (OSError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise ConfigError(f"cannot listen on {address}: {reason}") from error
 
     async def start(self, engine: Engine, frontend: Frontend) -> None:
         """Take requests for a ready engine."""
@@ -99,6 +99,14 @@ class Server:
             await self._health.set(INFERENCE, _NOT_SERVING)
         finally:
             ended.cancel()
+
+
+def _try_to_bind(host: str, port: int) -> None:
+    """Raise OSError when the address cannot be listened on: gRPC would print lines of its own, and not say why."""
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
 
 
 async def _first_of(*events: Coroutine[object, object, object], timeout_s: float) -> None:

@@ -4,6 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from graphs.export import export_model
+from graphs.progress import ProgressBar
 from service.commands.weights import DEFAULT_WEIGHTS, add_weights_argument
 
 
@@ -16,7 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Export, and print the folder."""
-    export_model(Path(args.source), args.out, args.weights, overwrite=args.overwrite)
-    print(args.out)
+    """Export, and print the folder and how near its graphs are to the reference."""
+    result = export_model(args.source, args.out, args.weights, overwrite=args.overwrite, progress=ProgressBar())
+    print(f"{result.folder}: {result.verification}")
     return 0

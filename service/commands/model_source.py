@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from graphs.manifest import MANIFEST_NAME, Manifest
+from graphs.progress import ProgressBar
 from service.commands.weights import DEFAULT_WEIGHTS
 from service.errors import ConfigError
 
@@ -27,5 +28,5 @@ def model_folder(path: Path, weights: str | None) -> Path:
     if not made.exists() or made.stat().st_mtime < path.stat().st_mtime:
         from graphs.export import export_model  # noqa: PLC0415 slow to import, and seldom needed
 
-        export_model(path, out, weights or DEFAULT_WEIGHTS, overwrite=True)
+        export_model(path, out, weights or DEFAULT_WEIGHTS, overwrite=True, progress=ProgressBar())
     return out

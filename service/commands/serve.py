@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def run(args: Namespace) -> int:
 async def _serve(args: Namespace) -> int:
     executor, engine = config.load(config.ExecutorSettings, args), config.load(EngineSettings, args)
     server_settings, logs = config.load(ServerSettings, args), config.load(config.LogSettings, args)
-    configure_logging(logs.log_level, logs.log_format)
+    configure_logging(logs.log_level, logs.log_format, sys.stdout)
     log = structlog.get_logger("chairlift.serve")
     log.info("server.settings", model=str(args.model), **config.printable((executor, engine, server_settings, logs)))
     server = Server(server_settings)

@@ -10,13 +10,12 @@ from structlog.typing import Processor
 LEVELS = ("debug", "info", "warning", "error")
 
 
-def configure_logging(level: str, log_format: str = "auto", stream: TextIO | None = None) -> None:
-    """Set the process's logging up, once. `log_format` is json, text, or auto: text on a terminal. Default: stderr.
+def configure_logging(level: str, log_format: str = "auto", stream: TextIO = sys.stderr) -> None:
+    """Set the process's logging up, once. `log_format` is json, text, or auto: text on a terminal.
 
     Records of the standard library's loggers come out the same way.
     """
-    out = stream or sys.stderr
-    is_text = log_format == "text" or (log_format == "auto" and out.isatty())
+    is_text = log_format == "text" or (log_format == "auto" and stream.isatty())
     renderer: Processor = structlog.dev.ConsoleRenderer() if is_text else structlog.processors.JSONRenderer()
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -29,10 +28,10 @@ def configure_logging(level: str, log_format: str = "auto", stream: TextIO | Non
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(file=out),
-        cache_logger_on_first_use=stream is None,
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(out)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

@@ -1,0 +1,120 @@
+"""The command line: help, errors on one line, exit codes."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from service import cli
+from service.errors import ConfigError, InvalidRequestError
+
+
+@pytest.fixture
+def failing_command(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[BaseException], None]]:
+    """Replaces the command `version` by one that raises."""
+
+    def install(error: BaseException) -> None:
+        def run(args: object) -> int:
+            raise error
+
+        module = ModuleType("service.commands.version")
+        module.add_arguments = lambda parser: None  # type: ignore[attr-defined]
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "service.commands.version", module)
+
+    yield install
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_help_of_every_command_reads(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--help"])
+    out = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert cli.COMMANDS[command][1:] in " ".join(out.split())
+
+
+def test_no_command_prints_all_commands_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    out = capsys.readouterr().out
+    assert all(command in out for command in cli.COMMANDS)
+
+
+def test_unknown_command_fails_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["srve"])
+    assert caught.value.code == 2
+    assert "srve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ConfigError("the port\nis taken"), 2, "chairlift version: the port is taken\n"),
+        (InvalidRequestError("top_p", 2, "at most 1"), 2, "chairlift version: top_p: 2 is not allowed: at most 1\n"),
+        (FileNotFoundError(2, "No such file", "x.jsonl"), 2, "chairlift version: x.jsonl: No such file\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_expected_error_is_one_line_on_stderr(
+    error: BaseException,
+    code: int,
+    line: str,
+    failing_command: Callable[[BaseException], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failing_command(error)
+    assert cli.main(["version"]) == code
+    assert capsys.readouterr() == ("", line)
+
+
+def test_unexpected_error_keeps_its_traceback(failing_command: Callable[[BaseException], None]) -> None:
+    failing_command(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["version"])
+
+
+def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "service.cli", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_serve_on_a_port_in_use_refuses_before_it_loads_the_model(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run_cli(
+            "serve",
+            "--model",
+            str(tmp_path),
+            "--port",
+            str(port),
+        )
+    assert done.returncode == 2
+    assert done.stderr == f"chairlift serve: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["generate", "hello"]])
+def test_folder_without_manifest_is_one_line_and_2(command: list[str], tmp_path: Path) -> None:
+    done = run_cli(*command, "--model", str(tmp_path))
+    assert done.returncode == 2
+    assert str(tmp_path) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_server_that_is_not_there_is_one_line_and_2() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound, not listening: nobody else takes the port
+        target = f"127.0.0.1:{unused.getsockname()[1]}"
+        done = run_cli("generate", "--target", target, "hello")
+        health = run_cli("health", "--target", target)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"chairlift generate: {target}: UNAVAILABLE")
+    assert len(done.stderr.splitlines()) == 1
+    assert (health.returncode, health.stderr) == (1, f"{target}: UNAVAILABLE\n")

@@ -1,0 +1,85 @@
+"""Settings from flags, environment and defaults, in this order."""
+
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service import config
+from service.api.settings import ServerSettings
+from service.engine.settings import EngineSettings
+from service.errors import ConfigError
+
+
+def parsed(*flags: str):
+    parser = ArgumentParser()
+    config.add_arguments(parser, *config.LAYERS)
+    return parser.parse_args(flags)
+
+
+def test_flag_wins_over_environment_and_environment_over_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config.load(ServerSettings, parsed()).port == 50051
+    monkeypatch.setenv("CHAIRLIFT_PORT", "7001")
+    assert config.load(ServerSettings, parsed()).port == 7001
+    assert config.load(ServerSettings, parsed("--port", "7002")).port == 7002
+    assert config.load(ServerSettings).port == 7001
+
+
+def test_each_layer_takes_its_own_flags_only() -> None:
+    args = parsed("--port", "1", "--max-num-seqs", "3", "--max-step-retries", "0")
+    assert config.load(config.ExecutorSettings, args).max_num_seqs == 3
+    assert config.load(EngineSettings, args).max_step_retries == 0
+    assert config.load(ServerSettings, args).port == 1
+
+
+@pytest.mark.parametrize(("flags", "named"), [(["--port", "65536"], "--port"), (["--block-size", "x"], "--block-size")])
+def test_bad_value_is_a_config_error_that_names_flag_and_value(flags: list[str], named: str) -> None:
+    layer = ServerSettings if named == "--port" else config.ExecutorSettings
+    with pytest.raises(ConfigError, match=named) as caught:
+        config.load(layer, parsed(*flags))
+    assert repr(flags[1]) in str(caught.value)
+
+
+def test_bad_environment_value_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHAIRLIFT_KV_DTYPE", "float7")
+    with pytest.raises(ConfigError, match="CHAIRLIFT_KV_DTYPE: 'float7'"):
+        config.load(config.ExecutorSettings, parsed())
+
+
+def test_unknown_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config.check_environment()
+    monkeypatch.setenv("CHAIRLIFT_PROT", "1")
+    with pytest.raises(ConfigError, match="CHAIRLIFT_PROT"):
+        config.check_environment()
+
+
+def test_unknown_key_is_refused() -> None:
+    with pytest.raises(ValidationError):
+        EngineSettings(prot=1)  # type: ignore[call-arg]
+
+
+def test_settings_are_frozen() -> None:
+    settings = config.load(ServerSettings)
+    with pytest.raises(ValidationError):
+        settings.port = 1
+
+
+def test_every_field_has_a_flag_with_help_and_appears_once() -> None:
+    names = [name for layer in config.LAYERS for name in layer.model_fields]
+    assert len(names) == len(set(names))
+    assert all(field.description for layer in config.LAYERS for field in layer.model_fields.values())
+
+
+def test_executor_gets_its_own_part_with_room_for_every_sequence() -> None:
+    settings = config.load(config.ExecutorSettings, parsed("--max-num-seqs", "600", "--threads", "3", "--spin", "step"))
+    executor = settings.executor_config(Path("m"))
+    assert (executor.max_num_seqs, executor.max_num_batched_tokens) == (600, 600)
+    assert (executor.num_threads, executor.spin, executor.model_dir) == (3, "step", Path("m"))
+
+
+def test_all_settings_print_as_one_flat_mapping() -> None:
+    settings = [config.load(layer) for layer in config.LAYERS]
+    printed = config.printable(settings)
+    assert printed["port"] == 50051
+    assert set(printed) == {name for layer in config.LAYERS for name in layer.model_fields}

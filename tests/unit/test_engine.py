@@ -1,0 +1,155 @@
+"""The engine's life: start, idle, stop, death."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from service.clock import MonotonicClock
+from service.commands.assembly import scheduler_config
+from service.core.scheduler import Scheduler
+from service.core.types import SamplingParams
+from service.engine.engine import Engine
+from service.engine.health import EngineState, Heartbeat
+from service.engine.observer import NullObserver
+from service.engine.settings import EngineSettings
+from service.errors import DrainingError, EngineDeadError, ExecutorError
+from tests.doubles import LIMITS, PROMPT, GatedExecutor, eventually, run_async, served_toy, toy_output
+
+PROMPT_IDS = np.array(PROMPT, np.int32)
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
+
+
+def test_engine_that_cannot_warm_up_does_not_start() -> None:
+    async def main() -> None:
+        executor = GatedExecutor()
+        executor.warm_up_error = ExecutorError("no")
+        settings = EngineSettings()
+        scheduler = Scheduler(scheduler_config(LIMITS, settings))
+        engine = Engine(
+            scheduler, executor, settings, eos_token_ids=(), clock=MonotonicClock(), observer=NullObserver()
+        )
+        with pytest.raises(ExecutorError, match="no"):
+            await engine.start()
+        assert (engine.state, executor.is_closed) == (EngineState.DEAD, True)
+
+    run_async(main())
+
+
+def test_close_ends_open_streams_and_frees_the_executor() -> None:
+    async def main() -> None:
+        async with served_toy() as toy:
+            toy.executor.close_gate()
+            stream = toy.engine.submit(PROMPT_IDS, GREEDY)
+            toy.executor.allow(1)
+            await anext(stream)
+            toy.executor.allow(1)
+            await toy.engine.close()
+            with pytest.raises(DrainingError):
+                while True:
+                    await anext(stream)
+            with pytest.raises(DrainingError):
+                toy.engine.submit(PROMPT_IDS, GREEDY)
+            await toy.engine.close()
+        assert (toy.engine.state, toy.executor.is_closed) == (EngineState.STOPPED, True)
+        assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
+
+    run_async(main())
+
+
+def test_draining_engine_finishes_what_it_has() -> None:
+    async def main() -> None:
+        async with served_toy() as toy:
+            toy.executor.close_gate()
+            stream = toy.engine.submit(PROMPT_IDS, GREEDY)
+            toy.engine.drain()
+            with pytest.raises(DrainingError):
+                toy.engine.submit(PROMPT_IDS, GREEDY)
+            toy.executor.allow(99)
+            token_ids = [token_id async for batch in stream for token_id in batch.token_ids]
+        assert token_ids == toy_output(PROMPT, 6)
+
+    run_async(main())
+
+
+def test_idle_engine_runs_no_steps_and_is_alive() -> None:
+    async def main() -> None:
+        async with served_toy(settings=EngineSettings(stuck_after_s=1e-6)) as toy:
+            [batch async for batch in toy.engine.submit(PROMPT_IDS, GREEDY)]
+            num_steps = toy.executor.num_steps
+            await eventually(lambda: toy.engine.is_alive)
+            assert num_steps == 6
+            assert toy.executor.num_steps == num_steps
+
+    run_async(main())
+
+
+def test_step_that_takes_too_long_fails_liveness() -> None:
+    async def main() -> None:
+        async with served_toy(settings=EngineSettings(stuck_after_s=1e-6)) as toy:
+            toy.executor.close_gate()
+            stream = toy.engine.submit(PROMPT_IDS, GREEDY)
+            await eventually(lambda: not toy.engine.is_alive)
+            toy.executor.allow(99)
+            [batch async for batch in stream]
+            await eventually(lambda: toy.engine.is_alive)
+
+    run_async(main())
+
+
+def test_dead_engine_is_not_alive_and_keeps_its_error() -> None:
+    async def main() -> None:
+        async with served_toy() as toy:
+            toy.executor.errors.append(ExecutorError("for good"))
+            with pytest.raises(EngineDeadError):
+                await anext(toy.engine.submit(PROMPT_IDS, GREEDY))
+            error = await toy.engine.wait_ended()
+            assert (str(error), toy.engine.state, toy.engine.is_alive) == ("for good", EngineState.DEAD, False)
+            with pytest.raises(EngineDeadError):
+                toy.engine.submit(PROMPT_IDS, GREEDY)
+
+    run_async(main())
+
+
+def test_slow_reader_is_ended_and_its_blocks_are_free() -> None:
+    async def main() -> None:
+        async with served_toy(settings=EngineSettings(max_pending_tokens=2)) as toy:
+            toy.executor.close_gate()
+            toy.engine.submit(PROMPT_IDS, SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True))
+            toy.executor.allow(3)
+            await eventually(lambda: not toy.engine.num_open_streams)
+            toy.executor.allow(1)
+            await eventually(lambda: toy.has_all_blocks_free and not toy.scheduler.has_work)
+            assert toy.executor.num_steps <= 4
+
+    run_async(main())
+
+
+def test_concurrent_requests_under_preemption_get_what_each_gets_alone() -> None:
+    """Eight sequences of 32 tokens want 64 blocks; half of them are there."""
+
+    async def main() -> None:
+        small = type(LIMITS)(num_blocks=33, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
+        sampling = SamplingParams(max_tokens=29, temperature=0.0, ignore_eos=True)
+        async with served_toy(small) as toy:
+
+            async def answer(first: int) -> list[int]:
+                stream = toy.engine.submit(np.array([first, 17, 333], np.int32), sampling)
+                return [token_id async for batch in stream for token_id in batch.token_ids]
+
+            answers = await asyncio.gather(*(answer(first) for first in range(8)))
+            assert toy.scheduler.counters.num_preemptions > 0
+            assert toy.has_all_blocks_free
+        assert answers == [toy_output([first, 17, 333], 29) for first in range(8)]
+
+    run_async(main())
+
+
+def test_heartbeat_is_silent_only_while_a_step_runs() -> None:
+    heartbeat = Heartbeat()
+    assert heartbeat.silence_ns(now_ns=500) == 0
+    heartbeat.beat(100)
+    assert heartbeat.silence_ns(now_ns=500) == 400
+    heartbeat.rest()
+    assert heartbeat.silence_ns(now_ns=10**12) == 0

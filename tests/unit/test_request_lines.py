@@ -1,0 +1,100 @@
+"""Lines of the offline batch."""
+
+import json
+
+import pytest
+
+from service.api.params import ChatPrompt, GenerationParams, TextPrompt, TokenPrompt
+from service.commands.request_lines import RequestLine, error_line, parse_line
+from service.commands.run import longest_first
+from service.errors import ChairliftError, InvalidRequestError
+
+
+def line(**fields: object) -> str:
+    return json.dumps(fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"prompt": "hello"}, TextPrompt("hello")),
+        ({"prompt_token_ids": [1, 2]}, TokenPrompt([1, 2])),
+        ({"messages": [{"role": "user", "content": "hi"}]}, ChatPrompt([("user", "hi")])),
+    ],
+)
+def test_prompt_comes_in_three_forms(fields: dict[str, object], prompt: object) -> None:
+    parsed = parse_line(line(id="a", **fields))
+    assert parsed == RequestLine("a", (prompt, GenerationParams()))
+
+
+def test_every_sampling_field_is_read() -> None:
+    sampling = {
+        "max_tokens": 5,
+        "temperature": 0,
+        "top_k": 3,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": -1,
+        "presence_penalty": 1.5,
+        "seed": -7,
+        "num_logprobs": 2,
+        "min_tokens": 1,
+        "ignore_eos": True,
+        "stop_token_ids": [9],
+        "stop_strings": ["x"],
+    }
+    parsed = parse_line(line(id=1, prompt="p", logit_bias={"12": -3, "4": 0.5}, **sampling))
+    assert parsed.request == (TextPrompt("p"), GenerationParams(logit_bias={12: -3, 4: 0.5}, **sampling))
+
+
+def test_stop_may_be_one_string() -> None:
+    _, params = parse_line(line(prompt="p", stop="x")).request
+    assert params.stop_strings == ["x"]
+
+
+def test_null_is_unset() -> None:
+    assert parse_line(line(id="a", prompt="p", seed=None, messages=None)).request == (
+        TextPrompt("p"),
+        GenerationParams(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("{", "line"),
+        ("[]", "line"),
+        ('"x"', "line"),
+        ("[" * 100_000, "line"),
+        ("{}", "prompt"),
+        (line(prompt="p", messages=[]), "prompt"),
+        (line(prompt=3), "prompt"),
+        (line(prompt_token_ids=[1, "2"]), "prompt_token_ids"),
+        (line(prompt_token_ids=[True]), "prompt_token_ids"),
+        (line(messages="x"), "messages"),
+        (line(messages=[{"role": "user"}]), "messages"),
+        (line(prompt="p", temprature=1), "temprature"),
+        (line(prompt="p", max_tokens=1.5), "max_tokens"),
+        (line(prompt="p", max_tokens=True), "max_tokens"),
+        (line(prompt="p", temperature="hot"), "temperature"),
+        (line(prompt="p", ignore_eos=1), "ignore_eos"),
+        (line(prompt="p", stop=[1]), "stop"),
+        (line(prompt="p", logit_bias={"x": 1}), "logit_bias"),
+        (line(prompt="p", logit_bias=[1]), "logit_bias"),
+    ],
+)
+def test_bad_line_is_an_error_that_names_the_field(text: str, field: str) -> None:
+    error = parse_line(text).request
+    assert isinstance(error, InvalidRequestError)
+    assert error.field == field
+
+
+def test_bad_line_keeps_its_id() -> None:
+    assert parse_line(line(id="b7", prompt=3)).id == "b7"
+    assert json.loads(error_line("b7", ChairliftError("x"))) == {"id": "b7", "error": "x"}
+
+
+def test_longest_requests_start_first_and_equals_keep_their_order() -> None:
+    lines = [parse_line(line(id=i, prompt="p", max_tokens=m)) for i, m in enumerate([3, 9, None, 3, 40])]
+    assert [each.id for each in longest_first(iter(lines))] == [2, 4, 1, 0, 3]

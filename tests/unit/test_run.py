@@ -1,0 +1,66 @@
+"""The offline batch over a toy model."""
+
+import io
+import json
+
+import pytest
+
+from service.commands.run import BatchRun
+from service.errors import EngineDeadError, ExecutorError
+from tests.doubles import PROMPT, run_async, served_toy, toy_output, toy_text
+
+
+def test_every_line_gets_its_result_and_a_bad_one_stops_nothing() -> None:
+    async def main() -> None:
+        lines = [{"id": i, "prompt_token_ids": [i, 5], "max_tokens": 1 + i, "temperature": 0} for i in range(20)]
+        requests = [
+            *map(json.dumps, lines[:10]),
+            "nonsense",
+            "",
+            '{"id": "b", "prompt": ""}',
+            *map(json.dumps, lines[10:]),
+        ]
+        output = io.StringIO()
+        async with served_toy() as toy:
+            tally = await BatchRun(toy.frontend, output, max_in_flight=5).answer(io.StringIO("\n".join(requests)))
+            assert toy.has_all_blocks_free
+        results = [json.loads(line) for line in output.getvalue().splitlines()]
+        good = {result["id"]: result for result in results if "error" not in result}
+        assert {i: result["token_ids"] for i, result in good.items()} == {
+            i: toy_output([i, 5], 1 + i) for i in range(20)
+        }
+        assert good[3]["text"] == toy_text(toy_output([3, 5], 4))
+        assert good[3]["finish_reason"] == "length"
+        assert good[3]["usage"] == {"prompt_tokens": 2, "completion_tokens": 4}
+        assert set(good[3]["timings"]) == {"prepare_ms", "first_token_ms", "decode_ms", "total_ms"}
+        bad = {result["id"]: result["error"] for result in results if "error" in result}
+        assert set(bad) == {None, "b"} and "prompt" in bad["b"]
+        assert (tally.num_requests, tally.num_errors) == (22, 2)
+        assert (tally.prompt_tokens, tally.completion_tokens) == (40, sum(range(1, 21)))
+
+    run_async(main())
+
+
+def test_stop_string_in_the_middle_of_a_batch() -> None:
+    async def main() -> None:
+        expected = toy_output(PROMPT, 20)
+        stop = toy_text(expected[4:6])
+        request = {"id": 1, "prompt_token_ids": PROMPT, "max_tokens": 20, "temperature": 0, "stop": stop}
+        output = io.StringIO()
+        async with served_toy() as toy:
+            await BatchRun(toy.frontend, output, max_in_flight=1).answer(io.StringIO(json.dumps(request)))
+        result = json.loads(output.getvalue())
+        assert (result["token_ids"], result["finish_reason"]) == (expected[:6], "stop")
+
+    run_async(main())
+
+
+def test_dead_engine_ends_the_run() -> None:
+    async def main() -> None:
+        lines = "\n".join(json.dumps({"prompt_token_ids": [i], "max_tokens": 5}) for i in range(50))
+        async with served_toy() as toy:
+            toy.executor.errors.append(ExecutorError("for good"))
+            with pytest.raises(EngineDeadError):
+                await BatchRun(toy.frontend, io.StringIO(), max_in_flight=4).answer(io.StringIO(lines))
+
+    run_async(main())
