@@ -1,6 +1,7 @@
 """Runs exported graphs step by step over a paged KV buffer: the smallest caller that the graphs' inputs allow."""
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,13 +41,16 @@ class Chunk:
 
 
 class GraphRunner:
-    """Holds the sessions and the KV buffer of one model folder. One thread."""
+    """Holds the KV buffer of one model folder, and the session of the graph that ran last. One thread."""
 
     def __init__(self, folder: Path, spec: ModelSpec, num_blocks: int) -> None:
-        """Load both graphs with a KV buffer of `num_blocks`. Raises FileNotFoundError without a built op library."""
+        """Allocate a KV buffer of `num_blocks`. Raises FileNotFoundError without a built op library."""
         library = library_path()
         has_int8_dot = bool(ctypes.CDLL(str(library)).chairlift_has_int8_dot())
-        self._sessions = {kind: load_session(folder, name, library, has_int8_dot) for kind, name in _FILES.items()}
+        self._load: Callable[[GraphKind], ort.InferenceSession] = lambda kind: load_session(
+            folder, _FILES[kind], library, has_int8_dot
+        )
+        self._session: tuple[GraphKind, ort.InferenceSession] | None = None
         shape = (num_blocks, 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         # Stale content must not matter, so it starts as what would spoil every sum.
         self._kv = {f"kv_cache.{index}": np.full(shape, np.nan, np.float32) for index in range(spec.num_layers)}
@@ -61,7 +65,10 @@ class GraphRunner:
         if kind == "prefill":
             rows = range(len(feeds["token_ids"])) if logit_indices is None else logit_indices
             feeds["logit_indices"] = np.array(rows, dtype=np.int32)
-        session = self._sessions[kind]
+        if self._session is None or self._session[0] != kind:
+            self._session = None  # one graph's weights at a time are in memory
+            self._session = kind, self._load(kind)
+        session = self._session[1]
         binding = session.io_binding()
         for name, array in {**feeds, **self._kv, "workspace": self._workspace}.items():
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
