@@ -89,6 +89,9 @@ class TestByteLevel:
         ("pre", "text", "words"),
         [
             ("default", "it's 12345+x", ["it", "'", "s", " ", "123", "45", "+", "x"]),
+            ("gpt-4o", "aB;\n/b", ["a", "B", ";\n/", "b"]),
+            ("tekken", "aB;\n/b", ["a", "B", ";\n/", "b"]),
+            ("llama-bpe", "aB;\n/b", ["aB", ";\n", "/b"]),
             ("deepseek-coder", "ab 12\n\n中文x", ["ab", " ", "1", "2", "\n", "\n", "中文", "x"]),
         ],
     )
