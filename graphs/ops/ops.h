@@ -6,6 +6,7 @@
 namespace chairlift {
 
 void append_attention_ops(OpList& ops);  // PagedAttention
-void append_row_ops(OpList& ops);        // norm, gate, quantise and rescale of rows; SampleRows
+void append_row_ops(OpList& ops);        // norm, gate, quantise and rescale of rows
+void append_sample_ops(OpList& ops);     // SampleRows
 
 }  // namespace chairlift

@@ -1,8 +1,9 @@
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), one counter per lane.
 //
-// A counter-based generator: 128 bits of counter and 64 of key give 128 random bits, without state. Include simd.h and
-// simd_words.h first.
+// A counter-based generator: 128 bits of counter and 64 of key give 128 random bits, without state.
 #pragma once
+
+#include "simd_words.h"
 
 namespace chairlift::CHAIRLIFT_SIMD_NS {
 

@@ -13,6 +13,7 @@ CHAIRLIFT_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const 
     OpList list;
     append_attention_ops(list);
     append_row_ops(list);
+    append_sample_ops(list);
     return list;
   }();
   // The runtime never frees a domain, so all sessions of the process share one.

@@ -10,11 +10,11 @@
 namespace chairlift {
 namespace {
 
-// Rough costs on AVX2, to tell work that pays for a fork from work that does not.
-constexpr double kQuantizeNs = 0.5;  // per channel
-constexpr double kNormNs = 0.8;
-constexpr double kSwigluNs = 1.5;
-constexpr double kRescaleNs = 0.3;
+// Rough costs on AVX-512, to tell work that pays for a fork from work that does not.
+constexpr double kQuantizeNs = 0.4;  // per channel
+constexpr double kNormNs = 0.7;
+constexpr double kSwigluNs = 0.9;
+constexpr double kRescaleNs = 0.16;
 constexpr double kTaskNs = 5000.0;  // aimed at per task of a fork: enough to hide handing it out
 
 // Calls body(row) for all rows, in parallel in runs of rows when there is enough to do.

@@ -1,0 +1,2 @@
+#define CHAIRLIFT_SIMD_AVX512
+#include "sample_kernel.inl"
