@@ -64,7 +64,7 @@ class GgufSource:
         try:
             self.spec: ModelSpec = spec_from_gguf(_metadata(self.reader), shapes, self._divisors(), path.stem)
             check_shapes(self.spec, shapes, self._file_name)
-        except ExportError as error:
+        except (ExportError, UnicodeDecodeError) as error:  # metadata strings are decoded when they are read
             raise ExportError(f"{path}: {error}") from error
 
     def float32(self, name: str) -> Float32Array:

@@ -61,6 +61,10 @@ def test_gguf_divisors_say_the_same_as_llama3_scaling() -> None:
     np.testing.assert_allclose(by_divisors, RopeSpec(500000.0, 128, LLAMA3).frequencies(), rtol=1e-14)
 
 
+def test_a_factor_divides_on_top_of_divisors() -> None:
+    assert RopeSpec(10000.0, 4, FrequencyDivisors((1.0, 5.0), 2.0)).frequencies().tolist() == [0.5, 0.001]
+
+
 def test_linear_scaling_divides_every_frequency() -> None:
     assert RopeSpec(10000.0, 4, LinearScaling(4.0)).frequencies().tolist() == [0.25, 0.0025]
 
@@ -89,6 +93,7 @@ def test_tables_are_float32_roundings_of_exact_angles_at_late_positions() -> Non
         ({"activation": "gelu"}, "activation: 'gelu' is not allowed: 'silu' is the only one known"),
         ({"add_bos": True}, "add_bos: True is not allowed: needs a bos_token_id"),
         ({"bos_token_id": 40}, "bos_token_id: 40 is not allowed: 0 to 39 (vocab_size - 1)"),
+        ({"eos_token_ids": (2, 40)}, "eos_token_ids: 40 is not allowed: 0 to 39 (vocab_size - 1)"),
         ({"eos_token_ids": (2, -1)}, "eos_token_ids: -1 is not allowed: 0 to 39 (vocab_size - 1)"),
     ],
 )
@@ -100,7 +105,14 @@ def test_a_value_outside_its_limit_is_refused_with_field_value_and_limit(change:
 
 @pytest.mark.parametrize(
     "change",
-    [{"head_dim": 256}, {"context_length": 2**24}, {"num_kv_heads": 4}, {"bos_token_id": 39}, {"sliding_window": 1}],
+    [
+        {"head_dim": 256},
+        {"context_length": 2**24},
+        {"num_kv_heads": 4},
+        {"bos_token_id": 39},
+        {"eos_token_ids": (39,)},
+        {"sliding_window": 1},
+    ],
 )
 def test_a_value_at_its_limit_is_taken(change: dict) -> None:
     (field, value), spec = *change.items(), replace(SPEC, **change)

@@ -174,6 +174,13 @@ def test_a_gguf_cut_short_anywhere_is_refused(gguf_path: Path, tmp_path: Path) -
         assert refusal(cut).startswith(f"{cut}: truncated or damaged GGUF file ({size} bytes)"), size
 
 
+def test_a_gguf_whose_strings_are_no_utf8_is_refused(gguf_path: Path) -> None:
+    gguf_path.write_bytes(
+        gguf_path.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0\xff\xfe\xfd\xfc\xfb")
+    )
+    assert "can't decode byte 0xff" in refusal(gguf_path)
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip file", b"GGU"])
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other.gguf"
