@@ -59,11 +59,6 @@ class BatchState:
         """Tokens a row has room for."""
         return int(self.token_ids.shape[1])
 
-    def row_of(self, seq_id: int) -> int:
-        """The row of a running sequence, or -1."""
-        found = np.flatnonzero(self.seq_ids[: self.num_rows] == seq_id)
-        return int(found[0]) if len(found) else -1
-
     def blocks_of(self, rows: Int32Array) -> Int32Array:
         """The blocks of `rows`, one row's after the other's, each in token order. Returns a new int32[num_blocks]."""
         counts = self.num_blocks[rows]

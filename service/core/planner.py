@@ -19,10 +19,14 @@ class Planner:
     1. Every decode row gets its token, and a block when its last one is full. Blocks missing are taken from the
        sequences of the highest rank, decoding or not.
     2. Rows that catch up with a prompt share the rest of the token budget, lowest rank first. A chunk takes what
-       blocks there are; it preempts only when the step would otherwise be empty.
+       blocks there are, and never preempts.
     3. The queue's head is admitted while rows, tokens and blocks allow: all its blocks must be there, beside those
        that admitted prompts have yet to take and beside the watermark. With nothing running the watermark does not
        count. A step that has preempted admits nobody.
+
+    So a step is never empty while there is work. Blocks promised to admitted prompts are free or lent to decode rows;
+    a decode row that finds no block makes the last rank give up its own, so that one is left that can go on; without
+    decode rows the promised blocks are free; and with no row at all the head fits, or it would have been refused.
     """
 
     def __init__(
@@ -71,10 +75,6 @@ class Planner:
         for row in self._rows_in_progress(reservation):
             if left == 0:
                 break
-            if row in reservation.preempted_rows:
-                continue
-            if not num_decode_tokens and not chunks:
-                self._find_one_block(row, reservation)
             left -= self._add_chunk(row, left, reservation, chunks)
         if not reservation.preempted_rows:
             self._admit(left, reservation, chunks)
@@ -85,16 +85,6 @@ class Planner:
         first, end = self._batch.num_decode_rows, self._batch.num_rows
         rows = first + np.argsort(self._batch.rank[first:end])
         return [row for row in rows.tolist() if row not in reservation.preempted_rows]
-
-    def _find_one_block(self, row: int, reservation: Reservation) -> None:
-        """Preempt others until `row` can compute a token."""
-        batch = self._batch
-        if batch.num_computed_tokens[row] < batch.num_blocks[row] * self._config.block_size:
-            return
-        while self._pool.num_free == 0:
-            may_lose = reservation.is_kept(batch.num_rows)
-            may_lose[row] = False
-            reservation.preempt(choose_victim(batch, may_lose))
 
     def _add_chunk(self, row: int, left: int, reservation: Reservation, chunks: list[tuple[int, int]]) -> int:
         """Schedule as much of a row as `left` tokens and the free blocks allow. Returns the number of tokens."""

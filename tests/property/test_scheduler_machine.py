@@ -77,16 +77,19 @@ class ToyExecutor:
 def configs(draw: st.DrawFn) -> SchedulerConfig:
     max_num_seqs = draw(st.integers(1, 5))
     return SchedulerConfig(
-        num_blocks=draw(st.integers(3, 10)),
+        num_blocks=draw(st.integers(3, 16)),
         block_size=draw(st.sampled_from([1, 2, 4])),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 6)),
         max_model_len=draw(st.integers(6, 20)),
-        max_waiting_requests=draw(st.sampled_from([2, 6])),
+        max_waiting_requests=draw(st.sampled_from([2, 9])),
         max_waiting_tokens=draw(st.sampled_from([10, 1000])),
         max_chunk_tokens=draw(st.sampled_from([0, 0, 1, 3])),
         watermark_fraction=draw(st.sampled_from([0.0, 0.0, 0.3])),
     )
+
+
+prompts = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12)
 
 
 @st.composite
@@ -116,7 +119,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.executor = ToyExecutor(config)
         self.before = self.scheduler.snapshot()
 
-    @rule(prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12), sampling=sampling_params())
+    @rule(requests=st.lists(st.tuples(prompts, sampling_params()), min_size=2, max_size=6))
+    def add_several(self, requests: list[tuple[list[int], SamplingParams]]) -> None:
+        for prompt, sampling in requests:
+            self.add(prompt, sampling)
+
+    @rule(prompt=prompts, sampling=sampling_params())
     def add(self, prompt: list[int], sampling: SamplingParams) -> None:
         seq_id = len(self.outputs) + 100
         request = Request(seq_id, np.array(prompt, np.int32), sampling, (EOS_TOKEN_ID,))
@@ -147,7 +155,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        seq_id = data.draw(st.sampled_from(sorted(self.requests)))
+        self._cancel(data.draw(st.sampled_from(sorted(self.requests))))
+
+    def _cancel(self, seq_id: int) -> None:
         is_live = seq_id not in self.reasons and seq_id not in self.cancelled
         assert self.scheduler.cancel(seq_id) == is_live
         assert not self.scheduler.cancel(seq_id)
@@ -200,15 +210,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert restored(self.shadow.snapshot(), self.scheduler.snapshot()) == []
         self.plan_in_flight = self.shadow = None
 
-    @rule(num_steps=st.integers(1, 6))
-    def run_steps(self, num_steps: int) -> None:
+    @rule(num_steps=st.integers(1, 12), aborts_each=st.booleans(), cancels_preempted=st.booleans())
+    def run_steps(self, num_steps: int, aborts_each: bool, cancels_preempted: bool) -> None:
+        if self.plan_in_flight is not None:
+            self.commit()
         for _ in range(num_steps):
+            self._plan()
             if self.plan_in_flight is None:
+                return
+            if aborts_each:
+                self.scheduler.abort(self.plan_in_flight)
+                assert restored(self.before, self.scheduler.snapshot()) == []
                 self._plan()
-                self.state_is_sound()
-            if self.plan_in_flight is not None:
-                self.commit()
-                self.state_is_sound()
+            for row in self.scheduler.snapshot().rows:
+                if cancels_preempted and not row.blocks:
+                    self._cancel(row.seq_id)
+            self.state_is_sound()
+            self.commit()
+            self.state_is_sound()
 
     @invariant()
     def state_is_sound(self) -> None:
@@ -225,7 +244,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(1000):
             if not self.scheduler.has_work:
                 break
-            self.run_steps(1)
+            self.run_steps(1, aborts_each=False, cancels_preempted=False)
         assert not self.scheduler.has_work
         assert self.requests.keys() == self.reasons.keys() | self.cancelled
         for seq_id in self.cancelled:
@@ -236,8 +255,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=300,
-    stateful_step_count=40,
+    max_examples=250,
+    stateful_step_count=35,
     deadline=None,
     derandomize=True,
     database=None,
