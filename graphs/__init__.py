@@ -1,0 +1,1 @@
+"""Offline: reads a model, builds prefill.onnx and decode.onnx, verifies them."""

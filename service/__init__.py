@@ -1,0 +1,1 @@
+"""The serving process: scheduler, executors, engine, gRPC front side and command line."""

@@ -1,0 +1,1 @@
+"""The gRPC front side: servers, servicers, and the translation to and from protobuf."""

@@ -1,0 +1,1 @@
+"""Runs the plans of the scheduler: one forward pass a step."""
