@@ -31,7 +31,9 @@ class Executor(Protocol):
     """Runs steps. Owned and called by the engine thread only."""
 
     @property
-    def limits(self) -> ExecutorLimits: ...
+    def limits(self) -> ExecutorLimits:
+        """What it was built for."""
+        ...
 
     def warm_up(self) -> None:
         """Run dummy steps on the null block, so that the first request meets warm buffers."""
