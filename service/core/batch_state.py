@@ -16,6 +16,10 @@ NO_TOKEN = -1
 """Fills the unused places of a row's stop token ids; no token has this id."""
 
 
+Rows = Int32Array | slice
+"""Which rows: their numbers, or a slice of them, which numpy reads and writes several times faster."""
+
+
 class BatchState:
     """Per-row columns of the running sequences. Rows 0..num_rows-1 are live and dense; owned by the engine thread.
 
@@ -31,6 +35,7 @@ class BatchState:
         self.num_decode_rows = 0
         self.seq_ids: Int64Array = np.full(max_num_seqs, -1, np.int64)  # [max_num_seqs]
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), np.int32)  # prompt, then output
+        self._first_places: Int64Array = np.arange(max_num_seqs) * max_model_len  # of each row in flat token_ids
         self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
         self.num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens: prompt and output so far
         self.num_computed_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # tokens whose K and V are in blocks
@@ -44,8 +49,8 @@ class BatchState:
         self.rank: Int64Array = np.zeros(max_num_seqs, np.int64)  # Sequence.rank
         self.min_num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens a stop token may follow
         self.max_num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens that end it with LENGTH
-        # [max_num_seqs, widest], padded with NO_TOKEN; replaced by a wider array when a request needs it
-        self.stop_token_ids: Int32Array = np.full((max_num_seqs, 1), NO_TOKEN, np.int32)
+        # [widest, max_num_seqs], a row's in a column, padded with NO_TOKEN; a new array when a request needs it wider
+        self.stop_token_ids: Int32Array = np.full((1, max_num_seqs), NO_TOKEN, np.int32)
         self.sampling: list[SamplingParams | None] = [None] * max_num_seqs  # the whole parameters, for rare features
         self.eos_token_ids: list[tuple[int, ...]] = [()] * max_num_seqs
 
@@ -95,6 +100,12 @@ class BatchState:
         self._set_stop_token_ids(row, request)
         return row
 
+    def append_tokens(self, rows: Rows, token_ids: Int32Array) -> None:
+        """Add one known token to each of `rows`: int32[number of rows]."""
+        places = self._first_places[rows] + self.num_tokens[rows]
+        np.put(self.token_ids, places, token_ids)
+        self.num_tokens[rows] += 1
+
     def pop_row(self) -> None:
         """Take back the last `add_row`."""
         self._clear(self.num_rows - 1, self.num_rows)
@@ -135,13 +146,14 @@ class BatchState:
         self.token_ids[targets, :width] = self.token_ids[sources, :width]
         for column in self._columns():
             column[targets] = column[sources]
+        self.stop_token_ids[:, targets] = self.stop_token_ids[:, sources]
         moved = [(self.sampling[row], self.eos_token_ids[row]) for row in sources]
         for target, (sampling, eos_token_ids) in zip(targets, moved, strict=True):
             self.sampling[target] = sampling
             self.eos_token_ids[target] = eos_token_ids
 
     def _columns(self) -> tuple[Int32Array | Int64Array | Float32Array, ...]:
-        """Every numpy column but `token_ids`."""
+        """Every column that is a numpy array with the row first, but `token_ids`."""
         return (
             self.seq_ids,
             self.num_prompt_tokens,
@@ -157,7 +169,6 @@ class BatchState:
             self.rank,
             self.min_num_tokens,
             self.max_num_tokens,
-            self.stop_token_ids,
         )
 
     def _clear(self, start: int, end: int) -> None:
@@ -165,7 +176,7 @@ class BatchState:
         self.seq_ids[start:end] = -1
         self.block_table[start:end] = NULL_BLOCK
         self.num_blocks[start:end] = 0
-        self.stop_token_ids[start:end] = NO_TOKEN
+        self.stop_token_ids[:, start:end] = NO_TOKEN
         self.sampling[start:end] = [None] * (end - start)
         self.eos_token_ids[start:end] = [()] * (end - start)
 
@@ -173,11 +184,10 @@ class BatchState:
         """Fill the row's stop column: its stop token ids, and the model's own unless they are ignored."""
         eos_token_ids = () if request.sampling.ignore_eos else request.eos_token_ids
         stops = list(dict.fromkeys((*eos_token_ids, *request.sampling.stop_token_ids)))
-        missing = len(stops) - self.stop_token_ids.shape[1]
+        missing = len(stops) - len(self.stop_token_ids)
         if missing > 0:
-            self.stop_token_ids = np.pad(self.stop_token_ids, ((0, 0), (0, missing)), constant_values=NO_TOKEN)
-        self.stop_token_ids[row] = NO_TOKEN
-        self.stop_token_ids[row, : len(stops)] = stops
+            self.stop_token_ids = np.pad(self.stop_token_ids, ((0, missing), (0, 0)), constant_values=NO_TOKEN)
+        self.stop_token_ids[: len(stops), row] = stops
 
 
 def _as_signed(seed: int) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.core.batch_state import BatchState
+from service.core.batch_state import BatchState, Rows
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget, TokenRate
 from service.core.ordering import FirstComeFirstServed
@@ -15,7 +15,16 @@ from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.snapshot import SchedulerCounters, SchedulerSnapshot, take_snapshot
 from service.core.stop import finish_reasons
-from service.core.types import BoolArray, FinishReason, Int8Array, Int32Array, Request, StepDelta, StepResult
+from service.core.types import (
+    BoolArray,
+    FinishReason,
+    Int8Array,
+    Int32Array,
+    Int64Array,
+    Request,
+    StepDelta,
+    StepResult,
+)
 from service.core.waiting_queue import WaitingQueue
 from service.errors import InvalidRequestError, OverloadedError, UnserviceableError
 
@@ -142,11 +151,11 @@ class Scheduler:
         sampled_rows = plan.rows[plan.samples]
         assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
         batch = self._batch
-        batch.num_computed_tokens[plan.rows] += plan.num_scheduled
-        batch.token_ids[sampled_rows, batch.num_tokens[sampled_rows]] = result.token_ids
-        batch.num_tokens[sampled_rows] += 1
-        reasons = finish_reasons(batch, sampled_rows, result.token_ids, self.config.max_kv_tokens)
-        delta = self._delta(plan, sampled_rows, reasons, result)
+        batch.num_computed_tokens[_as_slice(plan.rows)] += plan.num_scheduled
+        rows = _as_slice(sampled_rows)
+        batch.append_tokens(rows, result.token_ids)
+        reasons = finish_reasons(batch, rows, result.token_ids, self.config.max_kv_tokens)
+        delta = self._delta(plan, batch.seq_ids[rows].copy(), reasons, result)
         self._settle(flight, sampled_rows[reasons != FinishReason.NONE])
         self._num_steps += 1
         self._last_step = (plan.num_tokens, flight.started_ns) if self.has_work else None
@@ -211,9 +220,9 @@ class Scheduler:
         self._flight = None
         return flight
 
-    def _delta(self, plan: StepPlan, rows: Int32Array, reasons: Int8Array, result: StepResult) -> StepDelta:
-        """The StepDelta of the sampled `rows`, without the cancelled ones."""
-        seq_ids, token_ids, logprobs = self._batch.seq_ids[rows], result.token_ids, result.logprobs
+    def _delta(self, plan: StepPlan, seq_ids: Int64Array, reasons: Int8Array, result: StepResult) -> StepDelta:
+        """The StepDelta of the sequences that sampled, without the cancelled ones."""
+        token_ids, logprobs = result.token_ids, result.logprobs
         if self._cancelled_in_flight:
             wanted = np.flatnonzero(~np.isin(seq_ids, list(self._cancelled_in_flight)))
             seq_ids, token_ids, reasons = seq_ids[wanted], token_ids[wanted], reasons[wanted]
@@ -265,3 +274,11 @@ class Scheduler:
     def _forget(self, seq_id: int) -> None:
         del self._sequences[seq_id]
         self._num_finished += 1
+
+
+def _as_slice(rows: Int32Array) -> Rows:
+    """`rows` as a slice when they are 0, 1, 2, ...: the steady state of decoding."""
+    num_rows = len(rows)
+    if num_rows and rows[-1] == num_rows - 1 and (np.diff(rows) == 1).all():
+        return slice(0, num_rows)
+    return rows

@@ -41,7 +41,7 @@ def check_row(batch: BatchState, row: int, seq_id: int, num_tokens: int, num_com
     )
     assert batch.min_num_tokens[row] == num_tokens
     assert batch.max_num_tokens[row] == min(num_tokens + 4, 16)
-    assert batch.stop_token_ids[row].tolist() == [seq_id]
+    assert batch.stop_token_ids[:, row].tolist() == [seq_id]
     assert batch.eos_token_ids[row] == (seq_id,)
     assert batch.sampling[row].seed == seq_id
 
@@ -90,10 +90,10 @@ def test_stop_column_widens_for_a_row_that_needs_it_and_keeps_the_others():
     batch = make_batch()
     add(batch, 1, 2)
     add(batch, 2, 2, stop_token_ids=(70, 2, 71))
-    assert batch.stop_token_ids[:2].tolist() == [[1, NO_TOKEN, NO_TOKEN], [2, 70, 71]]
+    assert batch.stop_token_ids[:, :2].T.tolist() == [[1, NO_TOKEN, NO_TOKEN], [2, 70, 71]]
     add(batch, 3, 2, ignore_eos=True, stop_token_ids=(72,))
-    assert batch.stop_token_ids[2].tolist() == [72, NO_TOKEN, NO_TOKEN]
-    assert batch.stop_token_ids.shape == (6, 3)
+    assert batch.stop_token_ids[:, 2].tolist() == [72, NO_TOKEN, NO_TOKEN]
+    assert batch.stop_token_ids.shape == (3, 6)
 
 
 def test_arrange_moves_finished_prompts_to_the_front():
