@@ -1,8 +1,8 @@
-"""PagedAttention written from its definition, in numpy and float64: the oracle of the C++ kernel and its specification.
+"""PagedAttention written from its definition, in numpy and float64: the kernel's oracle and its specification.
 
-For each token: optional RMS norm of its query and key heads, rotary embedding, key and value into the token's slot, then
-for each query head the softmax-weighted sum of the values that it sees, read back through the block table. A token sees the
-tokens of its own sequence up to itself, or the last `sliding_window` of them.
+For each token: optional RMS norm of its query and key heads, rotary embedding, key and value into the token's slot;
+then for each query head the softmax-weighted sum of the values that it sees, read back through the block table. A token
+sees the tokens of its own sequence up to itself, or the last `sliding_window` of them.
 """
 
 from dataclasses import dataclass

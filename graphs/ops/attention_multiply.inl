@@ -11,15 +11,17 @@ constexpr int kBlockVecs = 4;
 constexpr int kBlockRows = 6;
 constexpr int kBlockVecs = 2;
 #else
-constexpr int kBlockRows = 3;
+constexpr int kBlockRows = 4;
 constexpr int kBlockVecs = 1;
 #endif
 
-// B as floats in memory, row after row.
+// B as floats in memory, row after row. `prefetch(k)` is a hook for those that want something done along the way.
 struct DenseRows {
   const float* rows;
-  int stride;
-  CHAIRLIFT_INLINE_MEMBER Vec operator()(int k, int column) const { return load(rows + k * stride + column); }
+  int64_t stride;
+  CHAIRLIFT_INLINE_MEMBER const float* row(int k) const { return rows + k * stride; }
+  CHAIRLIFT_INLINE_MEMBER void prefetch(int) const {}
+  CHAIRLIFT_INLINE Vec load_vec(const float* p) { return load(p); }
 };
 
 template <int kRows, int kVecs, bool kScaleC, class B>
@@ -32,8 +34,10 @@ CHAIRLIFT_INLINE void multiply_block(const float* const* a, const float* alpha, 
     }
   }
   for (int k = 0; k < depth; ++k) {
+    if (column == 0) b.prefetch(k);
+    const auto* row = b.row(k) + column;
     Vec b_k[kVecs];
-    for (int v = 0; v < kVecs; ++v) b_k[v] = b(k, column + v * kLanes);
+    for (int v = 0; v < kVecs; ++v) b_k[v] = B::load_vec(row + v * kLanes);
     for (int r = 0; r < kRows; ++r) {
       const Vec a_rk = set1(a[r][k]);
       for (int v = 0; v < kVecs; ++v) sum[r][v] = fma(a_rk, b_k[v], sum[r][v]);
@@ -45,7 +49,7 @@ CHAIRLIFT_INLINE void multiply_block(const float* const* a, const float* alpha, 
 }
 
 template <int kRows, bool kScaleC, class B>
-static void multiply_rows(const float* const* a, const float* alpha, int depth, const B& b, int num_vecs, float* c,
+[[gnu::noinline]] static void multiply_rows(const float* const* a, const float* alpha, int depth, const B& b, int num_vecs, float* c,
                           int c_stride) {
   int v = 0;
   for (; v + kBlockVecs <= num_vecs; v += kBlockVecs) {

@@ -7,6 +7,7 @@ namespace chairlift {
 namespace {
 
 constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kTokensPerPreparation = 8;  // enough work to pay for handing out an index
 
 int64_t num_threads() {
   static const int64_t count = std::max(1u, std::thread::hardware_concurrency());
@@ -31,6 +32,18 @@ int64_t partial_floats(const AttentionCall& call, const AttentionUnit& unit) {
   return static_cast<int64_t>(num_splits(unit)) * unit.num_rows * (call.padded_dim + 2);
 }
 
+void add_preparation(const AttentionCall& call, AttentionPreparation tokens, AttentionPlan* plan) {
+  plan->preparations.push_back(tokens);
+  plan->prepare_ns += tokens.num_tokens * tokens.num_kv_heads * (call.group_size + 2) * call.head_dim / 4;
+}
+
+void add_preparations(const AttentionCall& call, int64_t first_token, int64_t end_token, AttentionPlan* plan) {
+  for (int64_t token = first_token; token < end_token; token += kTokensPerPreparation) {
+    const int64_t count = std::min(kTokensPerPreparation, end_token - token);
+    add_preparation(call, {token, count, 0, call.num_kv_heads}, plan);
+  }
+}
+
 void add_units(const AttentionCall& call, int32_t sequence, AttentionPlan* plan) {
   const int64_t num_queries = call.cu_seqlens[sequence + 1] - call.cu_seqlens[sequence];
   const int64_t first_position = call.context_lens[sequence] - num_queries;
@@ -45,8 +58,38 @@ void add_units(const AttentionCall& call, int32_t sequence, AttentionPlan* plan)
     const int64_t oldest_position = first_position + row / call.group_size;
     if (call.sliding_window > 0) unit.kv_begin = std::max<int64_t>(0, oldest_position + 1 - call.sliding_window);
     unit.num_tasks = 1;
+    unit.prepares = count == num_rows;
     for (unit.kv_head = 0; unit.kv_head < call.num_kv_heads; ++unit.kv_head) plan->units.push_back(unit);
-    plan->estimated_ns += call.num_kv_heads * unit_ns(call, unit);
+    plan->attend_ns += call.num_kv_heads * unit_ns(call, unit);
+  }
+  if (num_rows > call.tile_rows) add_preparations(call, call.cu_seqlens[sequence], call.cu_seqlens[sequence + 1], plan);
+}
+
+// Cuts unit `index` if it is longer than `fair_ns` and its partials fit; they are taken off the workspace.
+void add_tasks(const AttentionCall& call, size_t index, int64_t fair_ns, float** workspace, int64_t* workspace_floats,
+               AttentionPlan* plan) {
+  AttentionUnit& unit = plan->units[index];
+  const int32_t splits = num_splits(unit);
+  int32_t parts = static_cast<int32_t>(std::min<int64_t>(divide_up(unit_ns(call, unit), fair_ns), splits));
+  const int64_t floats = partial_floats(call, unit);
+  if (num_threads() == 1 || floats > *workspace_floats) parts = 1;
+  if (parts > 1) {
+    unit.partials = *workspace;
+    *workspace += floats;
+    *workspace_floats -= floats;
+    if (unit.prepares) {
+      const int64_t first_token = call.cu_seqlens[unit.sequence];
+      const int64_t num_tokens = call.cu_seqlens[unit.sequence + 1] - first_token;
+      add_preparation(call, {first_token, num_tokens, unit.kv_head, 1}, plan);
+      unit.prepares = false;
+    }
+  }
+  const int32_t splits_per_task = static_cast<int32_t>(divide_up(splits, parts));
+  unit.num_tasks = static_cast<int32_t>(divide_up(splits, splits_per_task));
+  plan->tasks_left[index].store(unit.num_tasks, std::memory_order_relaxed);
+  for (int32_t done = 0; done < splits; done += splits_per_task) {
+    const int32_t count = std::min(splits_per_task, splits - done);
+    plan->tasks.push_back({static_cast<int32_t>(index), first_split(unit) + done, count});
   }
 }
 
@@ -57,36 +100,19 @@ int32_t attention_tile_rows(int32_t padded_dim) {
 }
 
 void plan_attention(const AttentionCall& call, float* workspace, int64_t workspace_floats, AttentionPlan* plan) {
+  plan->preparations.clear();
   plan->units.clear();
   plan->tasks.clear();
-  plan->estimated_ns = 0;
+  plan->prepare_ns = 0;
+  plan->attend_ns = 0;
   for (int32_t sequence = 0; sequence < call.num_seqs; ++sequence) add_units(call, sequence, plan);
+  add_preparations(call, call.cu_seqlens[call.num_seqs], call.num_tokens, plan);  // padding: zeros in `out`
   if (plan->tasks_left_capacity < plan->units.size()) {
     plan->tasks_left_capacity = 2 * plan->units.size();
     plan->tasks_left = std::make_unique<std::atomic<int32_t>[]>(plan->tasks_left_capacity);
   }
-
-  const int64_t fair_ns = plan->estimated_ns / (kTasksPerThread * num_threads()) + 1;
-  for (size_t i = 0; i < plan->units.size(); ++i) {
-    AttentionUnit& unit = plan->units[i];
-    const int32_t splits = num_splits(unit);
-    int32_t parts = static_cast<int32_t>(std::min<int64_t>(divide_up(unit_ns(call, unit), fair_ns), splits));
-    const int64_t floats = partial_floats(call, unit);
-    if (num_threads() == 1 || parts == 1 || floats > workspace_floats) {
-      parts = 1;
-    } else {
-      unit.partials = workspace;
-      workspace += floats;
-      workspace_floats -= floats;
-    }
-    const int32_t splits_per_task = static_cast<int32_t>(divide_up(splits, parts));
-    unit.num_tasks = static_cast<int32_t>(divide_up(splits, splits_per_task));
-    plan->tasks_left[i].store(unit.num_tasks, std::memory_order_relaxed);
-    for (int32_t done = 0; done < splits; done += splits_per_task) {
-      const int32_t count = std::min(splits_per_task, splits - done);
-      plan->tasks.push_back({static_cast<int32_t>(i), first_split(unit) + done, count});
-    }
-  }
+  const int64_t fair_ns = plan->attend_ns / (kTasksPerThread * num_threads()) + 1;
+  for (size_t i = 0; i < plan->units.size(); ++i) add_tasks(call, i, fair_ns, &workspace, &workspace_floats, plan);
 }
 
 }  // namespace chairlift

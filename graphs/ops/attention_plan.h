@@ -12,15 +12,18 @@ namespace chairlift {
 
 // Grows to the largest call seen and stays: steady state allocates nothing.
 struct AttentionPlan {
+  std::vector<AttentionPreparation> preparations;
   std::vector<AttentionUnit> units;
   std::vector<AttentionTask> tasks;
   std::unique_ptr<std::atomic<int32_t>[]> tasks_left;  // per unit; used for units of several tasks
   size_t tasks_left_capacity = 0;
-  int64_t estimated_ns = 0;  // of all tasks, on one thread
+  int64_t prepare_ns = 0;  // estimates for one thread: of all preparations
+  int64_t attend_ns = 0;   // and of all tasks
 };
 
 // Fills `plan`. A unit that is much longer than its fair share is cut into several tasks when `workspace` has room for
-// its partials; results do not depend on that.
+// its partials; results do not depend on that. A sequence whose new tokens fit one uncut unit per kv head (every decoding
+// one) needs no preparation: that saves a fork and join, and relies on no other sequence reading a slot written now.
 void plan_attention(const AttentionCall& call, float* workspace, int64_t workspace_floats, AttentionPlan* plan);
 
 // Rows that one unit may have at this (padded) head dimension.

@@ -46,16 +46,22 @@ CHAIRLIFT_INLINE void rotate_head(const float* cos, const float* sin, int half, 
 
 // `y` is padded with zeros to a multiple of kLanes; only dim elements are written.
 CHAIRLIFT_INLINE void write_float16(const float* y, int dim, uint8_t* slot) {
+  uint16_t* out = reinterpret_cast<uint16_t*>(slot);
   const Vec most = set1(65504.0f);  // saturate: an infinity would turn masked products into NaN
   for (int d = 0; d < dim; d += kLanes) {
-    uint16_t lanes[kLanes];
-    store_f16(lanes, min(most, max(set1(-65504.0f), load(y + d))));
-    const int count = dim - d < kLanes ? dim - d : kLanes;
-    std::memcpy(slot + d * sizeof(uint16_t), lanes, static_cast<size_t>(count) * sizeof(uint16_t));
+    const Vec v = min(most, max(set1(-65504.0f), load(y + d)));
+    if (dim - d >= kLanes) {
+      store_f16(out + d, v);
+    } else {
+      uint16_t lanes[kLanes];
+      store_f16(lanes, v);
+      std::memcpy(out + d, lanes, static_cast<size_t>(dim - d) * sizeof(uint16_t));
+    }
   }
 }
 
 CHAIRLIFT_INLINE void write_int8(const float* y, int dim, uint8_t* slot, uint8_t* scale_slot) {
+  int8_t* out = reinterpret_cast<int8_t*>(slot);
   Vec largest = zero();
   for (int d = 0; d < dim; d += kLanes) largest = max(largest, abs(load(y + d)));
   const float most = reduce_max(largest);
@@ -63,10 +69,14 @@ CHAIRLIFT_INLINE void write_int8(const float* y, int dim, uint8_t* slot, uint8_t
   std::memcpy(scale_slot, &scale, sizeof(scale));
   const Vec inverse = set1(most > 0.0f ? 127.0f / most : 0.0f);
   for (int d = 0; d < dim; d += kLanes) {
-    int8_t lanes[kLanes];
-    store_i8(lanes, min(set1(127.0f), max(set1(-127.0f), round(mul(load(y + d), inverse)))));
-    const int count = dim - d < kLanes ? dim - d : kLanes;
-    std::memcpy(slot + d, lanes, static_cast<size_t>(count));
+    const Vec v = min(set1(127.0f), max(set1(-127.0f), round(mul(load(y + d), inverse))));
+    if (dim - d >= kLanes) {
+      store_i8(out + d, v);
+    } else {
+      int8_t lanes[kLanes];
+      store_i8(lanes, v);
+      std::memcpy(out + d, lanes, static_cast<size_t>(dim - d));
+    }
   }
 }
 

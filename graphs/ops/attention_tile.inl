@@ -25,7 +25,8 @@ struct TileTokens {
   int64_t start;  // position of the first token, a multiple of kTileTokens
   int count;      // tokens of the unit's range: the rest of the tile is not to be read
   const uint8_t* keys[kTileTokens];
-  alignas(64) float key_scales[kTileTokens];  // with kHasScales only; 0 behind `count`
+  const uint8_t* scales[kTileTokens];  // of the keys; with kHasScales only, like the next two
+  alignas(64) float key_scales[kTileTokens];  // 0 behind `count`
   alignas(64) float value_scales[kTileTokens];
 };
 
@@ -49,22 +50,38 @@ static void locate_tile(const AttentionCall& call, const AttentionUnit& unit, in
     for (; offset < call.block_size && j < tile->count; ++offset, ++j) {
       tile->keys[j] = head + offset * call.token_bytes;
       if constexpr (Kv::kHasScales) {
-        tile->key_scales[j] = read_float(scales + offset * sizeof(float));
-        tile->value_scales[j] = read_float(scales + offset * sizeof(float) + call.value_bytes);
+        tile->scales[j] = scales + offset * sizeof(float);
+        __builtin_prefetch(tile->scales[j]);
+        __builtin_prefetch(tile->scales[j] + call.value_bytes);
       }
     }
   }
-  for (int j = tile->count; j < kTileTokens; ++j) {
-    tile->keys[j] = reinterpret_cast<const uint8_t*>(kZeroRow);
-    tile->key_scales[j] = 0.0f;
-    tile->value_scales[j] = 0.0f;
+  for (int j = tile->count; j < kTileTokens; ++j) tile->keys[j] = reinterpret_cast<const uint8_t*>(kZeroRow);
+}
+
+static void load_scales(const AttentionCall& call, TileTokens* tile) {
+  for (int j = 0; j < kTileTokens; ++j) {
+    const bool is_used = j < tile->count;
+    tile->key_scales[j] = is_used ? read_float(tile->scales[j]) : 0.0f;
+    tile->value_scales[j] = is_used ? read_float(tile->scales[j] + call.value_bytes) : 0.0f;
   }
 }
 
-// Asks the memory for a later tile while this one is worked on: blocks are scattered, so the hardware cannot guess.
-CHAIRLIFT_INLINE void prefetch_row(const uint8_t* row, int64_t num_bytes) {
-  for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
-}
+// Asks the memory for a later tile while this one is worked on: blocks are scattered, so the hardware cannot guess. The
+// rows are spread over the steps of a loop, because a core has few requests under way and a burst would stall it.
+struct TilePrefetch {
+  const TileTokens* next;  // null: there is none
+  int64_t offset_bytes;    // 0 for K, value_bytes for V
+  int64_t token_bytes;
+  int num_steps;
+  CHAIRLIFT_INLINE_MEMBER void operator()(int step) const {
+    if (next == nullptr) return;
+    for (int j = step; j < next->count; j += num_steps) {
+      const uint8_t* row = next->keys[j] + offset_bytes;
+      for (int64_t i = 0; i < token_bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+    }
+  }
+};
 
 // The last elements of a row whose length is no multiple of kLanes; zeros behind them.
 template <class Kv>
@@ -79,30 +96,28 @@ CHAIRLIFT_INLINE Vec load_some(const typename Kv::Element* p, int count) {
   return count >= kLanes ? Kv::load_vec(p) : load_tail<Kv>(p, count);
 }
 
+#include "attention_transpose.inl"
+
 // K of the tile as floats, transposed: keys[d * kTileTokens + token], for num_vecs * kLanes tokens.
 template <class Kv>
-static void load_keys(const AttentionCall& call, const TileTokens& tile, const TileTokens* next, int num_vecs, float* keys) {
-  using Element = typename Kv::Element;
+static void load_keys(const AttentionCall& call, const TileTokens& tile, int num_vecs, float* keys) {
   for (int j = 0; j < num_vecs * kLanes; j += kLanes) {
-    if (next != nullptr) {
-      for (int i = 0; i < kLanes; ++i) prefetch_row(next->keys[j + i], call.token_bytes);
+    int d = 0;
+    constexpr int kFast = FastTranspose<Kv>::kChannels;
+    for (; kFast > 0 && d + kFast <= call.head_dim; d += kFast) {
+      FastTranspose<Kv>::run(tile.keys + j, d, keys + d * kTileTokens + j);
     }
-    for (int d = 0; d < call.head_dim; d += kLanes) {
-      const int count = call.head_dim - d;
-      Vec block[kLanes];
-      for (int i = 0; i < kLanes; ++i) block[i] = load_some<Kv>(reinterpret_cast<const Element*>(tile.keys[j + i]) + d, count);
-      transpose(block);
-      for (int i = 0; i < kLanes && i < count; ++i) store(keys + (d + i) * kTileTokens + j, block[i]);
+    for (; d < call.head_dim; d += kLanes) {
+      transpose_floats<Kv>(tile.keys + j, d, call.head_dim - d, keys + d * kTileTokens + j);
     }
   }
 }
 
 // V of the tile's tokens as floats: values[token * padded_dim + d]; zeros behind head_dim.
 template <class Kv>
-static void load_values(const AttentionCall& call, const TileTokens& tile, const TileTokens* next, float* values) {
+static void load_values(const AttentionCall& call, const TileTokens& tile, float* values) {
   using Element = typename Kv::Element;
   for (int j = 0; j < tile.count; ++j) {
-    if (next != nullptr) prefetch_row(next->keys[j] + call.value_bytes, call.token_bytes);
     const Element* row = reinterpret_cast<const Element*>(tile.keys[j] + call.value_bytes);
     float* out = values + j * call.padded_dim;
     for (int d = 0; d < call.padded_dim; d += kLanes) {
@@ -111,3 +126,24 @@ static void load_values(const AttentionCall& call, const TileTokens& tile, const
     }
   }
 }
+
+// The keys that load_keys left, for units of few rows: they go through it once, time to fetch the next tile's keys.
+struct KeyColumns {
+  const float* keys;
+  TilePrefetch prefetch;
+  CHAIRLIFT_INLINE_MEMBER const float* row(int k) const { return keys + k * kTileTokens; }
+  CHAIRLIFT_INLINE Vec load_vec(const float* p) { return load(p); }
+};
+
+// V where it lies, converted as it is read: for units of few rows, which read each element once anyway.
+template <class Kv>
+struct ValueRows {
+  using Element = typename Kv::Element;
+  const TileTokens& tile;
+  int64_t value_bytes;
+  TilePrefetch prefetch;
+  CHAIRLIFT_INLINE_MEMBER const Element* row(int k) const {
+    return reinterpret_cast<const Element*>(tile.keys[k] + value_bytes);
+  }
+  CHAIRLIFT_INLINE Vec load_vec(const Element* p) { return Kv::load_vec(p); }
+};

@@ -17,9 +17,6 @@ enum Input : size_t {
   kQkv, kKvCache, kCuSeqlens, kContextLens, kBlockTable, kSlotMapping, kPositions, kCos, kSin, kWorkspace, kQNorm, kKNorm
 };
 
-// Tokens that one index of the preparing loop covers: enough work to pay for handing out an index.
-constexpr int64_t kTokensPerIndex = 8;
-
 Status read_kv_cache(const TensorView& tensor, AttentionCall* call) {
   int64_t element_bytes = 4;
   int64_t scale_bytes = 0;
@@ -192,19 +189,18 @@ Status PagedAttention::compute(Context& context) const {
 Status PagedAttention::run(Context& context, const AttentionCall& call, const TensorView& workspace) const {
   if (call.num_tokens == 0) return nullptr;
   const AttentionKernels& kernels = CHAIRLIFT_DISPATCH(attention_kernels());
-  const int64_t prepare_ns = call.num_tokens * (call.num_heads + 2 * call.num_kv_heads) * call.head_dim / 4;
-  const size_t num_indices = static_cast<size_t>((call.num_tokens + kTokensPerIndex - 1) / kTokensPerIndex);
-  CHAIRLIFT_TRY(context.parallel_for(num_indices, prepare_ns, [&](size_t index) {
-    const int64_t first = static_cast<int64_t>(index) * kTokensPerIndex;
-    for (int64_t token = first; token < first + kTokensPerIndex && token < call.num_tokens; ++token) {
-      for (int32_t kv_head = 0; kv_head < call.num_kv_heads; ++kv_head) kernels.prepare(call, token, kv_head);
+  static thread_local AttentionPlan plan;  // one per thread that runs sessions
+  AttentionPlan& mine = plan;              // the lambdas run on other threads, which have plans of their own
+  plan_attention(call, workspace.as<float>(), workspace.num_elements(), &mine);
+  CHAIRLIFT_TRY(context.parallel_for(mine.preparations.size(), mine.prepare_ns, [&](size_t index) {
+    const AttentionPreparation& tokens = mine.preparations[index];
+    for (int64_t i = 0; i < tokens.num_tokens; ++i) {
+      for (int32_t head = 0; head < tokens.num_kv_heads; ++head) {
+        kernels.prepare(call, tokens.first_token + i, tokens.first_kv_head + head);
+      }
     }
   }));
-
-  static thread_local AttentionPlan plan;  // one per thread that runs sessions
-  AttentionPlan& mine = plan;              // the lambda runs on other threads, which have plans of their own
-  plan_attention(call, workspace.as<float>(), workspace.num_elements(), &mine);
-  return context.parallel_for(mine.tasks.size(), mine.estimated_ns, [&](size_t index) {
+  return context.parallel_for(mine.tasks.size(), mine.attend_ns, [&](size_t index) {
     const AttentionTask& task = mine.tasks[index];
     const AttentionUnit& unit = mine.units[static_cast<size_t>(task.unit)];
     kernels.attend(call, unit, task);

@@ -72,6 +72,7 @@ struct AttentionUnit {
   int64_t kv_end;    // one past the last
   float* partials;   // null: one task does the whole unit; else per split num_rows * (padded_dim + 2) floats
   int32_t num_tasks;
+  bool prepares;  // the unit is all that reads its sequence's new tokens at its kv head, so it prepares them itself
 };
 
 // Splits [first_split, first_split + num_splits) of a unit.
@@ -81,12 +82,20 @@ struct AttentionTask {
   int32_t num_splits;
 };
 
+// Tokens [first_token, first_token + num_tokens) at some kv heads, to be prepared before any unit starts.
+struct AttentionPreparation {
+  int64_t first_token;
+  int64_t num_tokens;
+  int32_t first_kv_head;
+  int32_t num_kv_heads;
+};
+
 // The part that depends on the instruction set.
 struct AttentionKernels {
   // Norm, rotation and scaling of one token's query heads of a kv head's group (into `out`), and of its key; writes key
   // and value to the token's slot. Tokens past the last sequence get zeros in `out`.
   void (*prepare)(const AttentionCall&, int64_t token, int32_t kv_head);
-  // Attention of a unit over the task's splits: into `out`, or into the unit's partials.
+  // Attention of a unit over the task's splits: into `out`, or into the unit's partials. Prepares first if the unit does.
   void (*attend)(const AttentionCall&, const AttentionUnit&, const AttentionTask&);
   // Combines all partials of a unit, in order, into `out`.
   void (*fold)(const AttentionCall&, const AttentionUnit&);

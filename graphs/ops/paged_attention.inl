@@ -43,16 +43,33 @@ struct Scratch {
   TileTokens tiles[2];                 // this one and the next
 };
 
+// Few rows: every element of V is used once per tile, so it is converted in passing, and the next tile is fetched bit by bit.
 template <class Kv>
-void attend_tile(const AttentionCall& call, const UnitRows& rows, const TileTokens& tile, const TileTokens* next,
-                 Scratch* scratch, RowStates* states) {
+void attend_tile_few(const AttentionCall& call, const UnitRows& rows, const TileTokens& tile, const TileTokens* next,
+                     Scratch* scratch, RowStates* states) {
+  const int num_vecs = (tile.count + kLanes - 1) / kLanes;
+  load_keys<Kv>(call, tile, num_vecs, scratch->keys_or_values);
+  const KeyColumns keys{scratch->keys_or_values, {next, 0, call.token_bytes, call.head_dim}};
+  multiply<false>(rows.count, rows.queries, scratch->alpha, call.head_dim, keys, num_vecs, scratch->scores, kTileTokens);
+  softmax_tile<Kv>(call, rows, tile, num_vecs, scratch->scores, states, scratch->alpha);
+  const ValueRows<Kv> values{tile, call.value_bytes, {next, call.value_bytes, call.token_bytes, tile.count}};
+  multiply<true>(rows.count, scratch->weights, scratch->alpha, tile.count, values, call.head_dim / kLanes, states->o,
+                 call.padded_dim);
+}
+
+// Many rows: K and V are converted once for all of them.
+template <class Kv>
+void attend_tile_many(const AttentionCall& call, const UnitRows& rows, const TileTokens& tile, const TileTokens* next,
+                      Scratch* scratch, RowStates* states) {
   const int num_vecs = (tile.count + kLanes - 1) / kLanes;
   float* buffer = scratch->keys_or_values;
-  load_keys<Kv>(call, tile, next, num_vecs, buffer);
+  TilePrefetch{next, 0, call.token_bytes, 1}(0);
+  load_keys<Kv>(call, tile, num_vecs, buffer);
   multiply<false>(rows.count, rows.queries, scratch->alpha, call.head_dim, DenseRows{buffer, kTileTokens}, num_vecs,
                   scratch->scores, kTileTokens);
   softmax_tile<Kv>(call, rows, tile, num_vecs, scratch->scores, states, scratch->alpha);
-  load_values<Kv>(call, tile, next, buffer);
+  TilePrefetch{next, call.value_bytes, call.token_bytes, 1}(0);
+  load_values<Kv>(call, tile, buffer);
   multiply<true>(rows.count, scratch->weights, scratch->alpha, tile.count, DenseRows{buffer, call.padded_dim},
                  call.padded_dim / kLanes, states->o, call.padded_dim);
 }
@@ -66,6 +83,7 @@ void attend_split(const AttentionCall& call, const AttentionUnit& unit, const Un
   const int64_t split_begin = split * kSplitTokens;
   const int64_t begin = first > split_begin ? first : split_begin;
   const int64_t end = split_begin + kSplitTokens < unit.kv_end ? split_begin + kSplitTokens : unit.kv_end;
+  const bool are_few = rows.count <= kBlockRows && call.head_dim % kLanes == 0;
   int current = 0;
   locate_tile<Kv>(call, unit, begin, &scratch->tiles[current]);
   for (int64_t start = begin; start < end; start += kTileTokens) {
@@ -74,7 +92,13 @@ void attend_split(const AttentionCall& call, const AttentionUnit& unit, const Un
       next = &scratch->tiles[1 - current];
       locate_tile<Kv>(call, unit, start + kTileTokens, next);
     }
-    attend_tile<Kv>(call, rows, scratch->tiles[current], next, scratch, states);
+    TileTokens* tile = &scratch->tiles[current];
+    if constexpr (Kv::kHasScales) load_scales(call, tile);
+    if (are_few) {
+      attend_tile_few<Kv>(call, rows, *tile, next, scratch, states);
+    } else {
+      attend_tile_many<Kv>(call, rows, *tile, next, scratch, states);
+    }
     current = 1 - current;
   }
   add_up_lanes(rows.count, states);
@@ -101,6 +125,11 @@ void write_rows(const AttentionCall& call, const UnitRows& rows, const RowStates
 
 template <class Kv>
 void attend_task(const AttentionCall& call, const AttentionUnit& unit, const AttentionTask& task) {
+  if (unit.prepares) {
+    for (int64_t token = call.cu_seqlens[unit.sequence]; token < call.cu_seqlens[unit.sequence + 1]; ++token) {
+      prepare(call, token, unit.kv_head);
+    }
+  }
   UnitRows rows;
   locate_rows(call, unit, &rows);
   Scratch scratch;
