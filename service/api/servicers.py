@@ -73,7 +73,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         self.idle = asyncio.Event()  # set while no RPC is being answered
         self.idle.set()
 
-    async def Generate(  # type: ignore[override]  # noqa: N802 the RPC's name; it writes, the stub expects yields
+    async def Generate(  # noqa: N802 the RPC's name
         self, request: pb.GenerateRequest, context: "grpc.aio.ServicerContext[object, object]"
     ) -> None:
         """Stream one generation. However the RPC ends, leaving the generation's context frees its blocks."""

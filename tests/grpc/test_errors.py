@@ -103,6 +103,7 @@ def test_request_larger_than_the_kv_buffer_is_failed_precondition() -> None:
         async with connected_toy(SMALL_KV) as toy:
             fits = await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for(max_tokens=14)))
             error = await error_of(toy, request_for(max_tokens=15))
+            assert toy.served.scheduler.counters.num_submitted == 1
         assert list(fits.token_ids) == toy_output(PROMPT, 14)
         assert (error.code(), reason_of(error)) == (grpc.StatusCode.FAILED_PRECONDITION, "UNSERVICEABLE")
 
@@ -162,6 +163,18 @@ def test_transient_error_is_retried_and_the_tokens_are_the_same() -> None:
             toy.served.executor.errors += [ExecutorError("passing", is_transient=True)] * 3
             answer = await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for()))
         assert list(answer.token_ids) == toy_output(PROMPT, 6)
+
+    run_async(main())
+
+
+def test_retries_count_only_in_a_row() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            passing = [ExecutorError("passing", is_transient=True)] * 3
+            for _ in range(2):
+                toy.served.executor.errors += passing
+                await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for()))
+            assert toy.served.executor.errors == []
 
     run_async(main())
 

@@ -217,3 +217,23 @@ def test_client_that_goes_while_waiting_is_forgotten() -> None:
         assert token_ids_of(answer) == toy_output(PROMPT, 6)
 
     run_async(main())
+
+
+def test_server_works_on_after_three_hundred_streams_are_killed_at_once() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            toy.served.executor.close_gate()
+            channel = toy.new_channel()
+            stub = type(toy.stub)(channel)
+            calls = [stub.Generate(request_for([i, 5], max_tokens=50)) for i in range(300)]
+            for call in calls:
+                await call.initial_metadata()
+            toy.served.executor.allow(1)
+            await channel.close()
+            await eventually(lambda: toy.served.engine.num_open_streams == 0)
+            toy.served.executor.allow(99)
+            await eventually(lambda: toy.served.has_all_blocks_free and not toy.served.scheduler.has_work)
+            answer = await responses_to(toy, request_for())
+        assert token_ids_of(answer) == toy_output(PROMPT, 6)
+
+    run_async(main())
