@@ -31,6 +31,7 @@ class BatchState:
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         max_blocks_per_seq = -(-max_model_len // block_size)
+        self.max_model_len = max_model_len  # tokens that a row has room for
         self.num_rows = 0
         self.num_decode_rows = 0
         self.seq_ids: Int64Array = np.full(max_num_seqs, -1, np.int64)  # [max_num_seqs]
@@ -58,11 +59,6 @@ class BatchState:
     def max_num_seqs(self) -> int:
         """Rows there are."""
         return len(self.seq_ids)
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens a row has room for."""
-        return int(self.token_ids.shape[1])
 
     def blocks_of(self, rows: Int32Array) -> Int32Array:
         """The blocks of `rows`, one row's after the other's, each in token order. Returns a new int32[num_blocks]."""

@@ -51,10 +51,16 @@ class BlockPool:
         self.num_free += len(blocks)
 
     def release(self, blocks: Int32Array) -> None:
-        """Give up one reference to each of `blocks`; those that nobody holds any more become free."""
-        np.subtract.at(self.ref_counts, blocks, 1)
-        freed = self._unheld(blocks)
-        self._stack[self.num_free : self.num_free + len(freed)] = freed
+        """Give up one reference to each of `blocks`; those that nobody holds any more become free, first one on top."""
+        counts = self.ref_counts[blocks]
+        assert counts.min(initial=1) > 0, "a block was released more often than it was taken"
+        if counts.max(initial=1) == 1:
+            self.ref_counts[blocks] = 0
+            freed = blocks
+        else:
+            np.subtract.at(self.ref_counts, blocks, 1)
+            freed = self._unheld(blocks)
+        self._stack[self.num_free : self.num_free + len(freed)] = freed[::-1]
         self.num_free += len(freed)
 
     def unrelease(self, blocks: Int32Array) -> None:
@@ -63,7 +69,5 @@ class BlockPool:
         np.add.at(self.ref_counts, blocks, 1)
 
     def _unheld(self, blocks: Int32Array) -> Int32Array:
-        """Those of `blocks` without a reference, each once, highest first."""
-        counts = self.ref_counts[blocks]
-        assert counts.min(initial=0) >= 0, "a block was released more often than it was taken"
-        return np.unique(blocks[counts == 0])[::-1]
+        """Those of `blocks` without a reference, each once."""
+        return np.unique(blocks[self.ref_counts[blocks] == 0])

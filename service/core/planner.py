@@ -13,6 +13,31 @@ from service.core.types import BoolArray, Int32Array
 from service.core.waiting_queue import WaitingQueue
 
 
+class _Chunks:
+    """The chunks of a step chosen so far, and what is left for more."""
+
+    def __init__(self, block_size: int, num_tokens_left: int, num_blocks_left: int) -> None:
+        self.num_tokens_left = num_tokens_left
+        self.rows: list[int] = []
+        self.num_tokens: list[int] = []
+        self.num_blocks: list[int] = []  # that each takes anew
+        self._block_size = block_size
+        self._num_blocks_left = num_blocks_left
+
+    def add(self, row: int, num_wanted: int, num_slots: int) -> None:
+        """Choose as much of a row's `num_wanted` tokens as fits; its blocks have `num_slots` unused slots."""
+        room = num_slots + self._num_blocks_left * self._block_size
+        num_tokens = min(num_wanted, self.num_tokens_left, room)
+        if num_tokens == 0:
+            return
+        num_blocks = max(0, -((num_slots - num_tokens) // self._block_size))
+        self.rows.append(row)
+        self.num_tokens.append(num_tokens)
+        self.num_blocks.append(num_blocks)
+        self.num_tokens_left -= num_tokens
+        self._num_blocks_left -= num_blocks
+
+
 class Planner:
     """Chooses a step's tokens and reserves their blocks. Stateless between steps; used by the Scheduler alone.
 
@@ -51,8 +76,11 @@ class Planner:
         if reservation.preempted_rows:
             decode_rows = decode_rows[reservation.is_kept(num_decode_rows)]
         chunks = self._chunks(reservation, len(decode_rows))
-        assert len(decode_rows) or chunks, "work exists, so a step exists"
-        return self._assemble(step_id, decode_rows, chunks)
+        assert len(decode_rows) or chunks.rows, "work exists, so a step exists"
+        if not chunks.rows:
+            count = len(decode_rows)
+            return StepPlan(step_id, decode_rows, self._ones[:count], self._trues[:count], count, count)
+        return self._mixed_plan(step_id, decode_rows, chunks)
 
     def _grow_decode_rows(self, reservation: Reservation) -> None:
         batch = self._batch
@@ -68,68 +96,48 @@ class Planner:
         if len(rows):
             reservation.grow_each(rows)
 
-    def _chunks(self, reservation: Reservation, num_decode_tokens: int) -> list[tuple[int, int]]:
-        """(row, tokens) of every chunk: prompts in progress, then admissions."""
-        left = self._budget.chunk_tokens(num_decode_tokens)
-        chunks: list[tuple[int, int]] = []
-        for row in self._rows_in_progress(reservation):
-            if left == 0:
-                break
-            left -= self._add_chunk(row, left, reservation, chunks)
+    def _chunks(self, reservation: Reservation, num_decode_tokens: int) -> _Chunks:
+        """Every chunk, prompts in progress before admissions, with its blocks reserved."""
+        num_tokens_left = self._budget.chunk_tokens(num_decode_tokens)
+        chunks = _Chunks(self._config.block_size, num_tokens_left, self._pool.num_free)
+        num_promised = self._continue_prompts(reservation, chunks)
         if not reservation.preempted_rows:
-            self._admit(left, reservation, chunks)
+            self._admit(reservation, chunks, self._pool.num_free - num_promised - self._config.watermark_blocks)
+        reservation.grow_by(chunks.rows, chunks.num_blocks)
         return chunks
 
-    def _rows_in_progress(self, reservation: Reservation) -> list[int]:
-        """The rows that catch up with a prompt and still have their blocks, lowest rank first."""
-        first, end = self._batch.num_decode_rows, self._batch.num_rows
-        rows = first + np.argsort(self._batch.rank[first:end])
-        return [row for row in rows.tolist() if row not in reservation.preempted_rows]
-
-    def _add_chunk(self, row: int, left: int, reservation: Reservation, chunks: list[tuple[int, int]]) -> int:
-        """Schedule as much of a row as `left` tokens and the free blocks allow. Returns the number of tokens."""
+    def _continue_prompts(self, reservation: Reservation, chunks: _Chunks) -> int:
+        """Choose chunks of admitted prompts. Returns the blocks that these have yet to take, in this step or later."""
         batch, block_size = self._batch, self._config.block_size
-        num_computed_tokens = int(batch.num_computed_tokens[row])
-        num_blocks = int(batch.num_blocks[row])
-        room = (num_blocks + self._pool.num_free) * block_size - num_computed_tokens
-        num_tokens = min(int(batch.num_tokens[row]) - num_computed_tokens, left, room)
-        if num_tokens > 0:
-            reservation.grow(row, self._blocks_for(num_computed_tokens + num_tokens) - num_blocks)
-            chunks.append((row, num_tokens))
-        return num_tokens
+        first, end = batch.num_decode_rows, batch.num_rows
+        if first == end:
+            return 0
+        rows = first + np.flatnonzero(reservation.is_kept(end)[first:])
+        rows = rows[np.argsort(batch.rank[rows])]
+        left = batch.num_tokens[rows] - batch.num_computed_tokens[rows]
+        slots = batch.num_blocks[rows] * block_size - batch.num_computed_tokens[rows]
+        for row, num_left, num_slots in zip(rows.tolist(), left.tolist(), slots.tolist(), strict=True):
+            if chunks.num_tokens_left == 0:
+                break
+            chunks.add(row, num_left, num_slots)
+        return int(((left - slots + block_size - 1) // block_size).sum())
 
-    def _admit(self, left: int, reservation: Reservation, chunks: list[tuple[int, int]]) -> None:
-        batch = self._batch
-        promised = self._promised_blocks()
-        while left > 0 and batch.num_rows < self._config.max_num_seqs:
+    def _admit(self, reservation: Reservation, chunks: _Chunks, num_spare_blocks: int) -> None:
+        """Admit sequences while tokens, rows and `num_spare_blocks` suffice, and choose their first chunks."""
+        batch, block_size = self._batch, self._config.block_size
+        while chunks.num_tokens_left > 0 and batch.num_rows < batch.max_num_seqs:
             head = self._queue.peek()
             if head is None:
                 return
-            num_blocks = self._blocks_for(head.num_tokens)
-            spare = self._pool.num_free - promised - self._config.watermark_blocks
-            if batch.num_rows and num_blocks > spare:
+            num_blocks = -(-head.num_tokens // block_size)
+            if batch.num_rows and num_blocks > num_spare_blocks:
                 return
-            row = reservation.admit()
-            left -= self._add_chunk(row, left, reservation, chunks)
-            promised += num_blocks - int(batch.num_blocks[row])
+            num_spare_blocks -= num_blocks
+            chunks.add(reservation.admit(), head.num_tokens, 0)
 
-    def _promised_blocks(self) -> int:
-        """Blocks that the prompts in progress have yet to take."""
-        rows = slice(self._batch.num_decode_rows, self._batch.num_rows)
-        block_size = self._config.block_size
-        needed = (self._batch.num_tokens[rows] + block_size - 1) // block_size
-        return int((needed - self._batch.num_blocks[rows]).sum())
-
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._config.block_size)
-
-    def _assemble(self, step_id: int, decode_rows: Int32Array, chunks: list[tuple[int, int]]) -> StepPlan:
-        num_decode_rows = len(decode_rows)
-        if not chunks:
-            trues, ones = self._trues[:num_decode_rows], self._ones[:num_decode_rows]
-            return StepPlan(step_id, decode_rows, ones, trues, num_decode_rows, num_decode_rows)
-        batch = self._batch
-        rows, counts = np.array(chunks, np.int32).T
+    def _mixed_plan(self, step_id: int, decode_rows: Int32Array, chunks: _Chunks) -> StepPlan:
+        batch, num_decode_rows = self._batch, len(decode_rows)
+        rows, counts = np.array(chunks.rows, np.int32), np.array(chunks.num_tokens, np.int32)
         samples = batch.num_computed_tokens[rows] + counts == batch.num_tokens[rows]
         # A prompt of one token is a decode row to the executor.
         is_single = samples & (counts == 1)

@@ -64,14 +64,17 @@ class Reservation:
         self._grow(_Growth(rows, columns, self._pool.take(len(rows))))
         self._batch.num_blocks[rows] += 1
 
-    def grow(self, row: int, count: int) -> None:
-        """Give one row `count` more blocks. There must be as many."""
-        if count == 0:
+    def grow_by(self, row_list: list[int], counts: list[int]) -> None:
+        """Give each row (all different) as many more blocks as `counts` says. There must be as many."""
+        rows, num_new = np.array(row_list, np.int32), np.array(counts, np.int32)
+        total = int(num_new.sum())
+        if total == 0:
             return
-        first = int(self._batch.num_blocks[row])
-        columns = np.arange(first, first + count, dtype=np.int32)
-        self._grow(_Growth(np.full(count, row, np.int32), columns, self._pool.take(count)))
-        self._batch.num_blocks[row] += count
+        # Entry i of a row that takes several goes behind the row's last block, i columns on.
+        starts = np.repeat(self._batch.num_blocks[rows] - np.cumsum(num_new) + num_new, num_new)
+        columns = (starts + np.arange(total)).astype(np.int32)
+        self._grow(_Growth(np.repeat(rows, num_new), columns, self._pool.take(total)))
+        self._batch.num_blocks[rows] += num_new
 
     def preempt(self, row: int) -> None:
         """Take all blocks from a row."""

@@ -38,12 +38,12 @@ def test_taking_no_blocks_is_legal():
     assert pool.num_free == 1
 
 
-def test_released_blocks_go_out_again_lowest_first():
+def test_released_blocks_go_out_again_first_one_first():
     pool = BlockPool(6)
     pool.take(5)
-    pool.release(blocks(4, 2))
-    assert pool.num_free == 2
-    assert pool.take(2).tolist() == [2, 4]
+    pool.release(blocks(4, 2, 3))
+    assert pool.num_free == 3
+    assert pool.take(2).tolist() == [4, 2]
 
 
 def test_a_block_held_twice_is_free_after_the_second_release():
