@@ -107,12 +107,6 @@ class BatchState:
         self._clear(self.num_rows - 1, self.num_rows)
         self.num_rows -= 1
 
-    def remove_row(self, row: int) -> None:
-        """Drop one row. Other rows may move."""
-        keep = np.ones(self.num_rows, np.bool_)
-        keep[row] = False
-        self.arrange(keep)
-
     def arrange(self, keep: BoolArray) -> None:
         """Drop the rows outside `keep`, bool[num_rows], and bring the rows with one token left to the front."""
         num_old_rows = self.num_rows

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from service.core.admission import check_room, check_size
 from service.core.batch_state import BatchState, Rows
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget, TokenRate
@@ -26,7 +27,6 @@ from service.core.types import (
     StepResult,
 )
 from service.core.waiting_queue import WaitingQueue
-from service.errors import InvalidRequestError, OverloadedError, UnserviceableError
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
 
@@ -101,8 +101,8 @@ class Scheduler:
         then nothing has changed.
         """
         assert request.seq_id not in self._sequences, "seq_id is unique in the life of the process"
-        self._check_size(request)
-        self._check_queue(len(request.prompt_token_ids))
+        check_size(request, self.config)
+        check_room(request, self._queue, self._rate, self.config)
         sequence = Sequence(request, self._policy.rank(request), request.prompt_token_ids)
         self._sequences[request.seq_id] = sequence
         self._queue.push(sequence)
@@ -184,34 +184,6 @@ class Scheduler:
             plan=self._flight.plan if self._flight is not None else None,
             cancelled_in_flight=tuple(self._cancelled_in_flight),
         )
-
-    def _check_size(self, request: Request) -> None:
-        num_tokens = len(request.prompt_token_ids)
-        longest = self.config.max_model_len - 1
-        if num_tokens == 0:
-            raise InvalidRequestError("prompt_token_ids", [], "at least one token")
-        if num_tokens > longest:
-            raise InvalidRequestError(
-                "prompt_token_ids", f"{num_tokens} tokens", f"at most {longest}, so that one output token fits"
-            )
-        if request.sampling.max_tokens < 1:
-            raise InvalidRequestError("max_tokens", request.sampling.max_tokens, "at least 1")
-        if num_tokens > self.config.max_kv_tokens:
-            raise UnserviceableError(
-                f"a prompt of {num_tokens} tokens can never fit the KV buffer of {self.config.max_kv_tokens} tokens"
-            )
-
-    def _check_queue(self, num_new_tokens: int) -> None:
-        """Refuse what overflows the queue; into an empty one any prompt may go, or a long one never could."""
-        config, queue = self.config, self._queue
-        if len(queue) >= config.max_waiting_requests:
-            retry_after_s = self._rate.seconds_for(queue.num_tokens / len(queue))
-            message = f"{len(queue)} requests are waiting, of at most {config.max_waiting_requests}"
-            raise OverloadedError(message, retry_after_s)
-        excess = queue.num_tokens + num_new_tokens - config.max_waiting_tokens
-        if len(queue) and excess > 0:
-            message = f"{queue.num_tokens} tokens are waiting, of at most {config.max_waiting_tokens}"
-            raise OverloadedError(message, self._rate.seconds_for(excess))
 
     def _landed(self, plan: StepPlan) -> _Flight:
         """The flight of `plan`, which is over now."""

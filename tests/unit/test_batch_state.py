@@ -109,13 +109,13 @@ def test_arrange_moves_finished_prompts_to_the_front():
         check_row(batch, row, seq_id, num_tokens, num_computed)
 
 
-def test_remove_row_fills_the_hole_from_the_end_of_its_zone_and_closes_the_gap():
+def test_a_row_that_goes_is_replaced_from_the_end_of_its_zone_and_the_gap_is_closed():
     batch = make_batch()
     for seq_id, num_tokens, num_computed in [(1, 5, 4), (2, 5, 4), (3, 5, 4), (4, 9, 4), (5, 9, 8 - 4)]:
         add(batch, seq_id, num_tokens, num_computed=num_computed)
     batch.arrange(np.ones(5, np.bool_))
     assert batch.num_decode_rows == 3
-    batch.remove_row(0)
+    batch.arrange(np.array([False, True, True, True, True]))
     assert (batch.num_rows, batch.num_decode_rows) == (4, 2)
     for row, (seq_id, num_tokens, num_computed) in enumerate([(3, 5, 4), (2, 5, 4), (5, 9, 4), (4, 9, 4)]):
         check_row(batch, row, seq_id, num_tokens, num_computed)

@@ -1,0 +1,42 @@
+"""What is refused at the door."""
+
+from service.core.budget import TokenRate
+from service.core.scheduler_config import SchedulerConfig
+from service.core.types import Request
+from service.core.waiting_queue import WaitingQueue
+from service.errors import InvalidRequestError, OverloadedError, UnserviceableError
+
+
+def check_size(request: Request, config: SchedulerConfig) -> None:
+    """Refuse what can never run.
+
+    Raises InvalidRequestError when the prompt is empty or leaves no room for an output token in the context, or when
+    no output is asked for; UnserviceableError when the prompt is larger than the whole KV buffer.
+    """
+    num_tokens = len(request.prompt_token_ids)
+    longest = config.max_model_len - 1
+    if num_tokens == 0:
+        raise InvalidRequestError("prompt_token_ids", [], "at least one token")
+    if num_tokens > longest:
+        limit = f"at most {longest}, so that one output token fits"
+        raise InvalidRequestError("prompt_token_ids", f"{num_tokens} tokens", limit)
+    if request.sampling.max_tokens < 1:
+        raise InvalidRequestError("max_tokens", request.sampling.max_tokens, "at least 1")
+    if num_tokens > config.max_kv_tokens:
+        raise UnserviceableError(
+            f"a prompt of {num_tokens} tokens can never fit the KV buffer of {config.max_kv_tokens} tokens"
+        )
+
+
+def check_room(request: Request, queue: WaitingQueue, rate: TokenRate, config: SchedulerConfig) -> None:
+    """Refuse what overflows the queue: OverloadedError, with an estimate of when it has room again.
+
+    An empty queue takes any prompt, or one longer than `max_waiting_tokens` could never enter.
+    """
+    if len(queue) >= config.max_waiting_requests:
+        message = f"{len(queue)} requests are waiting, of at most {config.max_waiting_requests}"
+        raise OverloadedError(message, rate.seconds_for(queue.num_tokens / len(queue)))
+    excess = queue.num_tokens + len(request.prompt_token_ids) - config.max_waiting_tokens
+    if len(queue) and excess > 0:
+        message = f"{queue.num_tokens} tokens are waiting, of at most {config.max_waiting_tokens}"
+        raise OverloadedError(message, rate.seconds_for(excess))
