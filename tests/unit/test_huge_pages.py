@@ -10,16 +10,19 @@ from service.executor import huge_pages
 from service.executor.huge_pages import collapse_anonymous_memory
 
 
-def test_filled_memory_keeps_its_content_and_untouched_memory_stays_untouched() -> None:
+def test_filled_memory_keeps_its_content_and_sparse_memory_stays_sparse() -> None:
     filled = np.frombuffer(mmap.mmap(-1, 16 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
     filled[:] = np.arange(256, dtype=np.uint8).repeat(1 << 16)
-    untouched = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    sparse = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    sparse.madvise(mmap.MADV_NOHUGEPAGE)
+    for offset in range(0, len(sparse), 2 << 20):
+        sparse[offset] = 1
     before_bytes = resident_bytes()
     moved_bytes = collapse_anonymous_memory()
     assert np.array_equal(np.arange(256, dtype=np.uint8).repeat(1 << 16), filled)
     assert resident_bytes() - before_bytes < 32 << 20
     assert moved_bytes % (2 << 20) == 0
-    untouched.close()
+    sparse.close()
 
 
 def test_a_system_without_it_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
