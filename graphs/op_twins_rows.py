@@ -160,19 +160,20 @@ def kept_tokens(scaled: Float32Array, top_k: int, top_p: float, min_p: float) ->
     """Which tokens of one row survive: bool[V]. `scaled` [V] is (logit - largest logit) / temperature.
 
     Thresholds, not ranks: tokens tied with the last one kept stay. top_k keeps what is at least the k-th largest (0 or
-    less, or V and more: all). top_p keeps a token if the tokens strictly above it hold less than top_p of the mass of
-    the top-k set (1: all; the largest always stays). min_p keeps what has at least min_p times the largest's mass.
+    less, or V and more: all). top_p keeps a token if the tokens of larger mass hold less than top_p of the mass of the
+    top-k set (1: all; the largest always stays). min_p keeps what has at least min_p times the largest's mass. Masses
+    are float32: tokens whose masses are equal there are tied.
     """
-    mass = np.exp(scaled.astype(np.float64))
+    mass = np.exp(scaled.astype(np.float64)).astype(np.float32)
     keep = scaled > -np.inf
     if 0 < top_k < len(scaled):
         keep &= scaled >= np.partition(scaled, -top_k)[-top_k]
     if top_p < 1:
-        order = np.argsort(-scaled, kind="stable")
-        cumulative = np.cumsum(np.where(keep, mass, 0)[order])
-        first_of_tie = np.searchsorted(-scaled[order], -scaled, side="left")
+        order = np.argsort(-mass, kind="stable")
+        cumulative = np.cumsum(np.where(keep, mass, 0)[order], dtype=np.float64)
+        first_of_tie = np.searchsorted(-mass[order], -mass, side="left")
         mass_above = np.concatenate([[0.0], cumulative])[first_of_tie]
-        keep &= (mass_above < np.float32(top_p) * cumulative[-1]) | (scaled == 0)
+        keep &= (mass_above < np.float32(top_p) * cumulative[-1]) | (mass == 1)
     return keep & (mass >= np.float32(min_p))
 
 
