@@ -69,6 +69,7 @@ class OrtExecutor:
         # Sampling is one short parallel region: threads that spin for it would only delay the next step's.
         options = session_options(library.path, num_threads, "off")
         self._row_sampler = SampleRowsSession(options, self._logits, self._sampler.params)
+        self._bound_sizes = (0, 0, 0, 0)
         self._is_busy = False
         self.last_times = StepTimes(0, 0, 0)
 
@@ -118,10 +119,13 @@ class OrtExecutor:
         inputs = self._inputs.fill(plan, batch)
         if not writes_kv:
             inputs.slot_mapping[:] = -1
-        for name, array in inputs.named():
-            session.bind_input(name, array)
-        job = self._sampler.prepare(batch, plan.rows[plan.samples])
-        session.bind_output("logits", self._logits[: job.num_rows])
+        if inputs.sizes != self._bound_sizes:  # addresses never change, so equal shapes are bound already
+            for name, array in inputs.named():
+                session.bind_input(name, array)
+            session.bind_output("logits", self._logits[: len(inputs.logit_indices)])
+            self._bound_sizes = inputs.sizes
+        rows = plan.rows if plan.is_decode_only else plan.rows[plan.samples]
+        job = self._sampler.prepare(batch, rows)
         self._is_busy = True
         return OrtStep(self, job, time.perf_counter_ns() - started_ns)
 

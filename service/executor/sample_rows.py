@@ -31,6 +31,7 @@ class SampleRowsSession:
     def __init__(self, options: ort.SessionOptions, logits: Float32Array, params: RowParams) -> None:
         session = ort.InferenceSession(_sample_rows_model(), options, providers=["CPUExecutionProvider"])
         self._session: BoundSession | None = BoundSession(session)
+        self._bound_rows = 0
         self._logits = logits
         self._params = params
         self._token_ids: Int32Array = aligned_zeros((len(logits),), np.int32)
@@ -41,14 +42,15 @@ class SampleRowsSession:
             return np.empty(0, np.int32)
         if self._session is None:
             raise ExecutorError("the executor is closed")
-        params = self._params.prefix(num_rows)
-        self._session.bind_input("logits", self._logits[:num_rows])
-        for name in RowParams.__slots__:
-            self._session.bind_input(name, getattr(params, name))
-        token_ids = self._token_ids[:num_rows]
-        self._session.bind_output("token", token_ids)
+        if num_rows != self._bound_rows:
+            params = self._params.prefix(num_rows)
+            self._session.bind_input("logits", self._logits[:num_rows])
+            for name in RowParams.__slots__:
+                self._session.bind_input(name, getattr(params, name))
+            self._session.bind_output("token", self._token_ids[:num_rows])
+            self._bound_rows = num_rows
         self._session.run()
-        return token_ids.copy()
+        return self._token_ids[:num_rows].copy()
 
     def close(self) -> None:
         """Free the session. Idempotent."""

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from service.core.batch_state import BatchState
-from service.core.types import Float32Array, Int32Array, Int64Array, StepResult
+from service.core.types import Float32Array, Int8Array, Int32Array, Int64Array, StepResult
 from service.executor.buffers import aligned_zeros
 from service.executor.logit_edits import LogitEdit, is_edited, log_softmax, token_logprobs
 
@@ -50,8 +50,8 @@ class SamplingJob:
 class Sampler:
     """Samples a step's rows. Owned by the engine thread.
 
-    Which rows ask for rare features is remembered per row of the BatchState and looked up again only when the
-    row's sequence has changed.
+    Most steps sample the sequences of the step before, in the same order: then only positions are gathered. Which
+    sequences ask for rare features is looked up once for each row of the BatchState that a sequence takes.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -63,29 +63,33 @@ class Sampler:
             seed=aligned_zeros((max_num_seqs,), np.int64),
             position=aligned_zeros((max_num_seqs,), np.int32),
         )
-        self._batch: BatchState | None = None  # the one that the next two describe
-        self._known_seq_ids = np.full(max_num_seqs, -1, np.int64)
-        self._features = np.zeros(max_num_seqs, np.int8)
+        self._batch: BatchState | None = None  # the one that the next three describe
+        self._last_seq_ids: Int64Array = np.empty(0, np.int64)  # sequences whose parameters stand in `params`
+        self._known_seq_ids: Int64Array = np.full(max_num_seqs, -1, np.int64)
+        self._features: Int8Array = np.zeros(max_num_seqs, np.int8)
+        self._rare: list[tuple[int, int]] = []  # (place in `params`, features) of sequences that have any
 
     def prepare(self, batch: BatchState, rows: Int32Array) -> SamplingJob:
         """Gather the parameters of `rows`, the rows of `batch` that sample, in the order of their logits."""
-        params = self.params.prefix(len(rows))
-        params.temperature[:] = batch.temperature[rows]
-        params.top_k[:] = batch.top_k[rows]
-        params.top_p[:] = batch.top_p[rows]
-        params.min_p[:] = batch.min_p[rows]
-        params.seed[:] = batch.seed[rows]
-        params.position[:] = batch.num_tokens[rows]
-        features = self._features_of(batch, rows)
-        job = SamplingJob(num_rows=len(rows), edits={}, num_logprobs={})
-        for index in np.flatnonzero(features).tolist():
+        if batch is not self._batch:
+            self._forget(batch)
+        num_rows = len(rows)
+        batch.num_tokens.take(rows, out=self.params.position[:num_rows], mode="clip")
+        seq_ids = batch.seq_ids[rows]
+        if not np.array_equal(seq_ids, self._last_seq_ids):
+            self._gather(batch, rows)
+            self._look_up(batch, rows[self._known_seq_ids[rows] != seq_ids])
+            self._last_seq_ids = seq_ids
+            features = self._features[rows]
+            self._rare = [(index, int(features[index])) for index in np.flatnonzero(features).tolist()]
+        job = SamplingJob(num_rows=num_rows, edits={}, num_logprobs={})
+        for index, features_here in self._rare:
             row = int(rows[index])
             sampling = batch.sampling[row]
-            if sampling is None:
-                continue
-            if features[index] & _EDITED:
+            assert sampling is not None, "only rows with parameters have features"
+            if features_here & _EDITED:
                 job.edits[index] = LogitEdit.of(batch, row, sampling)
-            if features[index] & _WITH_LOGPROBS:
+            if features_here & _WITH_LOGPROBS:
                 job.num_logprobs[index] = sampling.num_logprobs
         return job
 
@@ -103,17 +107,27 @@ class Sampler:
             },
         )
 
-    def _features_of(self, batch: BatchState, rows: Int32Array) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
-        """Feature bits per row; looks at SamplingParams only where a row's sequence is new."""
-        if batch is not self._batch:
-            self._batch = batch
-            self._known_seq_ids[:] = -1
-        seq_ids = batch.seq_ids[rows]
-        for row in rows[self._known_seq_ids[rows] != seq_ids].tolist():
+    def _forget(self, batch: BatchState) -> None:
+        self._batch = batch
+        self._last_seq_ids = np.empty(0, np.int64)
+        self._known_seq_ids[:] = -1
+        self._rare = []
+
+    def _gather(self, batch: BatchState, rows: Int32Array) -> None:
+        """The columns that stay the same while the same sequences sample in the same order."""
+        params = self.params.prefix(len(rows))
+        params.temperature[:] = batch.temperature[rows]
+        params.top_k[:] = batch.top_k[rows]
+        params.top_p[:] = batch.top_p[rows]
+        params.min_p[:] = batch.min_p[rows]
+        params.seed[:] = batch.seed[rows]
+
+    def _look_up(self, batch: BatchState, rows: Int32Array) -> None:
+        """Find out which features the sequences that are new in `rows` ask for."""
+        for row in rows.tolist():
             sampling = batch.sampling[row]
             self._known_seq_ids[row] = batch.seq_ids[row]
             self._features[row] = 0
             if sampling is not None:
                 has_logprobs = sampling.num_logprobs >= 0
                 self._features[row] = _EDITED * is_edited(sampling) | _WITH_LOGPROBS * has_logprobs
-        return self._features[rows]

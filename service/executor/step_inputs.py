@@ -28,6 +28,11 @@ class StepInputs:
     block_table: Int32Array  # [num_rows, max_blocks] as wide as the longest row needs
     logit_indices: Int32Array  # [num_sampled] tokens that get logits
 
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """What all shapes follow from: tokens, rows, width of the block table, sampled rows."""
+        return (len(self.token_ids), *self.block_table.shape, len(self.logit_indices))
+
     def named(self) -> Iterator[tuple[str, Int32Array]]:
         """Every graph input's name and array."""
         for name in self.__slots__:
@@ -48,26 +53,25 @@ class StepInputBuffers:
         self._context_lens = _int32(max_rows)
         self._block_table = _int32(max_rows * max_blocks)
         self._logit_indices = _int32(max_rows)
+        self._counting: Int32Array = np.arange(max_rows + 1, dtype=np.int32)
 
     def fill(self, plan: StepPlan, batch: BatchState) -> StepInputs:
         """Compute the inputs of `plan`. The plan must keep the limits that the buffers were made for."""
+        if plan.is_decode_only:
+            return self._fill_decode(plan.rows, batch)
         num_rows, num_tokens = len(plan.rows), plan.num_tokens
         num_computed = batch.num_computed_tokens[plan.rows]
         context_lens = np.add(num_computed, plan.num_scheduled, out=self._context_lens[:num_rows])
         cu_seqlens = self._cu_seqlens[: num_rows + 1]
+        cu_seqlens[0] = 0
         np.cumsum(plan.num_scheduled, out=cu_seqlens[1:])
-        positions = self._positions[:num_tokens]
-        if num_tokens == num_rows:
-            token_rows = plan.rows
-            positions[:] = num_computed
-        else:
-            token_rows = np.repeat(plan.rows, plan.num_scheduled)
-            # A token's position is its index in the step plus what its row had computed, less where its row starts.
-            np.add(
-                np.arange(num_tokens, dtype=np.int32),
-                np.repeat(num_computed - cu_seqlens[:-1], plan.num_scheduled),
-                out=positions,
-            )
+        token_rows = np.repeat(plan.rows, plan.num_scheduled)
+        # A token's position is its index in the step plus what its row had computed, less where its row starts.
+        positions = np.add(
+            np.arange(num_tokens, dtype=np.int32),
+            np.repeat(num_computed - cu_seqlens[:-1], plan.num_scheduled),
+            out=self._positions[:num_tokens],
+        )
         sampled = cu_seqlens[1:][plan.samples]
         return StepInputs(
             token_ids=_gather(batch.token_ids, token_rows, positions, self._token_ids[:num_tokens]),
@@ -77,6 +81,24 @@ class StepInputBuffers:
             context_lens=context_lens,
             block_table=self._fill_block_table(batch, plan.rows, int(context_lens.max())),
             logit_indices=np.subtract(sampled, 1, out=self._logit_indices[: len(sampled)]),
+        )
+
+    def _fill_decode(self, rows: Int32Array, batch: BatchState) -> StepInputs:
+        """The same for one token per row, all sampled. Most steps are this: every call into numpy counts, cold."""
+        num_rows = len(rows)
+        positions = batch.num_computed_tokens.take(rows, out=self._positions[:num_rows], mode="clip")
+        context_lens = np.add(positions, 1, out=self._context_lens[:num_rows])
+        cu_seqlens, logit_indices = self._cu_seqlens[: num_rows + 1], self._logit_indices[:num_rows]
+        cu_seqlens[:] = self._counting[: num_rows + 1]
+        logit_indices[:] = self._counting[:num_rows]
+        return StepInputs(
+            token_ids=_gather(batch.token_ids, rows, positions, self._token_ids[:num_rows]),
+            positions=positions,
+            slot_mapping=self._fill_slots(batch, rows, positions),
+            cu_seqlens=cu_seqlens,
+            context_lens=context_lens,
+            block_table=self._fill_block_table(batch, rows, int(context_lens.max())),
+            logit_indices=logit_indices,
         )
 
     def _fill_slots(self, batch: BatchState, token_rows: Int32Array, positions: Int32Array) -> Int32Array:

@@ -147,6 +147,27 @@ def test_a_row_that_changes_its_sequence_changes_its_features() -> None:
     assert (list(second.edits), second.num_logprobs) == ([0], {0: 0})
 
 
+def test_a_sequence_keeps_its_features_when_it_moves_to_another_row() -> None:
+    penalised = SamplingParams(max_tokens=9, presence_penalty=1.0)
+    batch = batch_of(([0], [1], SamplingParams(max_tokens=9)), ([0], [1], penalised))
+    sampler = Sampler(max_num_seqs=8)
+    before = sampler.prepare(batch, np.array([1], np.int32))
+    batch.seq_ids[0], batch.sampling[0], batch.token_ids[0, 1] = batch.seq_ids[1], penalised, 5
+    after = sampler.prepare(batch, np.array([0], np.int32))
+    assert ([0], [0]) == (list(before.edits), list(after.edits))
+    assert after.edits[0].token_ids.tolist() == [0, 5]
+
+
+def test_parameters_are_gathered_again_when_the_order_changes() -> None:
+    batch = batch_of(*(([0] * (n + 1), [], SamplingParams(max_tokens=9, temperature=n / 4)) for n in range(3)))
+    sampler = Sampler(max_num_seqs=8)
+    for rows in ([0, 1, 2], [0, 1, 2], [2, 1, 0], [1], [1, 2]):
+        sampler.prepare(batch, np.array(rows, np.int32))
+        found = sampler.params.prefix(len(rows))
+        assert [row / 4 for row in rows] == found.temperature.tolist()
+        assert [row + 1 for row in rows] == found.position.tolist()
+
+
 def test_edits_are_gathered_when_the_step_is_prepared() -> None:
     batch = batch_of(([0], [2], SamplingParams(max_tokens=9, temperature=0.0, frequency_penalty=3.0)))
     logits = np.array([LOGITS], np.float32)
