@@ -9,6 +9,7 @@ import copy
 import zlib
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,7 +21,7 @@ from service.core.scheduler import Scheduler, SchedulerConfig
 from service.core.types import FinishReason, Request, SamplingParams, StepResult, TokenLogprobs
 from service.errors import InvalidRequestError, OverloadedError, UnserviceableError
 
-VOCAB_SIZE = 13
+VOCAB_SIZE = 31
 EOS_TOKEN_ID = 0
 
 
@@ -76,26 +77,30 @@ class ToyExecutor:
 @st.composite
 def configs(draw: st.DrawFn) -> SchedulerConfig:
     max_num_seqs = draw(st.integers(1, 5))
+    max_model_len = draw(st.integers(6, 20))
+    block_size = draw(st.sampled_from([1, 2, 4]))
+    # From too small for the longest sequence to room for a few, so that most schedules preempt.
+    num_kv_tokens = max_model_len * draw(st.sampled_from([3, 4, 5, 6, 8])) // 4
     return SchedulerConfig(
-        num_blocks=draw(st.integers(3, 16)),
-        block_size=draw(st.sampled_from([1, 2, 4])),
+        num_blocks=1 + max(2, -(-num_kv_tokens // block_size)),
+        block_size=block_size,
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 6)),
-        max_model_len=draw(st.integers(6, 20)),
-        max_waiting_requests=draw(st.sampled_from([2, 9])),
-        max_waiting_tokens=draw(st.sampled_from([10, 1000])),
-        max_chunk_tokens=draw(st.sampled_from([0, 0, 1, 3])),
+        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 10)),
+        max_model_len=max_model_len,
+        max_waiting_requests=draw(st.sampled_from([9, 3])),
+        max_waiting_tokens=draw(st.sampled_from([1000, 20])),
+        max_chunk_tokens=draw(st.sampled_from([0, 0, 1, 5])),
         watermark_fraction=draw(st.sampled_from([0.0, 0.0, 0.3])),
     )
 
 
-prompts = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12)
+prompts = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8)
 
 
 @st.composite
 def sampling_params(draw: st.DrawFn) -> SamplingParams:
     return SamplingParams(
-        max_tokens=draw(st.integers(1, 12)),
+        max_tokens=draw(st.integers(1, 16)),
         min_tokens=draw(st.sampled_from([0, 0, 3])),
         ignore_eos=draw(st.booleans()),
         stop_token_ids=tuple(draw(st.lists(st.integers(1, VOCAB_SIZE - 1), max_size=2))),
@@ -112,12 +117,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.plan_in_flight: StepPlan | None = None
         self.shadow: Scheduler | None = None  # a copy from before the plan: what an abort must lead back to
 
-    @initialize(config=configs())
-    def start(self, config: SchedulerConfig) -> None:
+    @initialize(config=configs(), requests=st.lists(st.tuples(prompts, sampling_params()), min_size=3, max_size=6))
+    def start(self, config: SchedulerConfig, requests: list[tuple[list[int], SamplingParams]]) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
         self.executor = ToyExecutor(config)
         self.before = self.scheduler.snapshot()
+        self.add_several(requests)
 
     @rule(requests=st.lists(st.tuples(prompts, sampling_params()), min_size=2, max_size=6))
     def add_several(self, requests: list[tuple[list[int], SamplingParams]]) -> None:
@@ -255,11 +261,43 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 SchedulerMachine.TestCase.settings = settings(
-    max_examples=250,
-    stateful_step_count=35,
+    max_examples=200,
+    stateful_step_count=30,
     deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestSchedulerMachine = SchedulerMachine.TestCase
+
+
+@pytest.mark.parametrize("max_chunk_tokens", [0, 3])
+def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int) -> None:
+    """The machine's own moves at random, with far more preemptions than hypothesis finds worth trying."""
+    rng = np.random.default_rng(11)
+    machine = SchedulerMachine()
+    config = SchedulerConfig(
+        num_blocks=19,
+        block_size=2,
+        max_num_seqs=5,
+        max_num_batched_tokens=13,
+        max_model_len=30,
+        max_chunk_tokens=max_chunk_tokens,
+    )
+    machine.start(config, [])
+    for _ in range(1200):
+        if len(machine.scheduler.snapshot().queue) < 4:
+            prompt = rng.integers(0, VOCAB_SIZE, rng.integers(1, 12)).tolist()
+            machine.add(prompt, SamplingParams(int(rng.integers(1, 25)), stop_token_ids=(int(rng.integers(1, 31)),)))
+        machine.plan()
+        if rng.random() < 0.05:
+            machine._cancel(int(rng.choice(list(machine.requests))))
+        if rng.random() < 0.2:
+            machine.state_is_sound()
+            machine.abort(runs_first=bool(rng.random() < 0.5))
+        else:
+            machine.state_is_sound()
+            machine.commit()
+        machine.state_is_sound()
+    assert machine.scheduler.counters.num_preemptions > 50
+    machine.teardown()

@@ -114,6 +114,19 @@ def test_a_prompt_of_one_token_is_a_decode_row_to_the_executor():
     assert step(scheduler) == [(1, 1, True), (2, 1, True)]
 
 
+def test_tokens_go_to_their_sequences_when_the_plan_is_not_in_row_order():
+    scheduler = make()
+    for seq_id, num_tokens in [(1, 2), (2, 1), (3, 4)]:
+        add(scheduler, seq_id, num_tokens)
+    plan = scheduler.plan(0)
+    assert plan.rows.tolist() == [1, 0, 2]
+    delta = scheduler.commit(plan, StepResult(np.array([52, 51, 53], np.int32)))
+    assert delta.seq_ids.tolist() == [2, 1, 3]
+    batch = scheduler.batch
+    known = {int(batch.seq_ids[row]): batch.token_ids[row, : batch.num_tokens[row]].tolist() for row in range(3)}
+    assert known == {1: [1, 2, 51], 2: [1, 52], 3: [1, 2, 3, 4, 53]}
+
+
 def test_rows_and_not_only_tokens_bound_admission():
     scheduler = make(max_num_seqs=2)
     for seq_id in (1, 2, 3):
@@ -183,6 +196,18 @@ def test_the_latest_arrival_gives_its_blocks_to_the_earliest_and_computes_them_a
     assert scheduler.batch.num_prompt_tokens[row] == 7
     commit(scheduler, plan, 53)
     assert scheduler.batch.token_ids[0, 9] == 53
+
+
+def test_a_preempted_sequence_keeps_its_tokens_when_its_row_is_taken():
+    scheduler = make(num_blocks=6, max_num_batched_tokens=32)
+    add(scheduler, 1, num_tokens=4, max_tokens=1)
+    add(scheduler, 2, num_tokens=8)
+    add(scheduler, 3, num_tokens=7)
+    step(scheduler, 51)  # 1 ends, and 3 moves to its row
+    step(scheduler, 52)  # 2 takes the last block
+    assert scheduler.batch.seq_ids[:2].tolist() == [3, 2]
+    assert step(scheduler, 53) == [(2, 1, True)]  # 3 is preempted, and 2 moves to its row
+    assert scheduler.snapshot().queue[0].token_ids == (1, 2, 3, 4, 5, 6, 7, 51, 52)
 
 
 def test_a_preempted_sequence_keeps_its_place_before_later_arrivals():
