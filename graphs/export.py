@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from tokenizers import Tokenizer
 
-from graphs.calibration import calibration_texts, collect_activation_stats
-from graphs.channel_store import ChannelStore
+from graphs.calibration import RelativeRms, SecondMoments, calibration_texts
+from graphs.channel_store import Calibration, ChannelStore
 from graphs.decoder import GraphKind, build_decoder
 from graphs.decoder_weights import WeightStore, store_decoder
 from graphs.errors import ExportError
@@ -35,8 +35,7 @@ from graphs.manifest import (
 )
 from graphs.plain_store import PlainStore
 from graphs.progress import Progress, silent
-from graphs.reference import ReferenceModel
-from graphs.smoothing import Float64Array
+from graphs.reference import Array, ReferenceModel
 from graphs.spec import ModelSpec
 from graphs.tensors import TensorSource
 from graphs.verify import Verification, verify_export
@@ -112,20 +111,24 @@ def write_graphs(source: TensorSource, folder: Path, weight_format: str, progres
         onnx.checker.check_model(str(folder / name))
 
 
-def _calibrate(source: TensorSource, folder: Path, progress: Progress) -> dict[str, Float64Array]:
-    """Relative rms of every GEMM input over the texts that ship with the package."""
+def _calibrate(source: TensorSource, folder: Path, progress: Progress) -> Calibration:
+    """What each GEMM reads over the texts that ship with the package, computed in float32."""
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
     texts = calibration_texts()
     model = ReferenceModel(source, np.float32)
+    relative_rms, second_moments = RelativeRms(), SecondMoments()
 
-    def sequences() -> Iterator[list[int]]:
-        for index, text in enumerate(texts):
-            progress("calibrating", index, len(texts))
-            yield list(tokenizer.encode(text).ids)[: source.spec.context_length]
+    def observe(name: str, x: Array) -> None:
+        relative_rms(name, x)
+        second_moments(name, x)
 
-    stats = collect_activation_stats(model, sequences())
+    for index, text in enumerate(texts):
+        progress("calibrating", index, len(texts))
+        token_ids = list(tokenizer.encode(text).ids)[: source.spec.context_length]
+        if token_ids:
+            model.final_hidden(token_ids, observe=observe)
     progress("calibrating", len(texts), len(texts))
-    return stats
+    return Calibration(relative_rms.result(), second_moments.result())
 
 
 def _require_replaceable(out: Path, overwrite: bool) -> None:

@@ -8,11 +8,8 @@ costs nothing at run time: it is folded into whatever wrote x (norm weights, row
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from graphs.rope import Float32Array
-
-Float64Array = NDArray[np.float64]
+from graphs.rope import Float32Array, Float64Array
 
 # How much of the activations' unevenness moves into the weights, by projection (measured on SmolLM2-135M).
 EXPONENTS: Final = {"qkv": 0.6, "gate_up": 0.6, "o": 0.5, "head": 0.5, "down": 0.9}
