@@ -18,21 +18,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-import numpy as np
-
+from service.bench.decode_state import filled_scheduler, noisy_kv_cache
 from service.bench.node_times import node_times_ns, split
 from service.bench.read_bandwidth import ReadBandwidth
-from service.core.scheduler import Scheduler, SchedulerConfig
-from service.core.types import Request, SamplingParams, StepResult
+from service.core.scheduler import Scheduler
 from service.errors import ConfigError
-from service.executor.api import ExecutorLimits
 from service.executor.config import ExecutorConfig
 from service.executor.factory import create_executor
-from service.executor.kv_layout import KvArray, KvDtype, KvLayout, allocate_kv
+from service.executor.kv_layout import KvDtype
 from service.executor.ort import OrtExecutor, StepTimes
 
 _WARM_UP_STEPS: Final = 3
-_SAMPLING: Final = SamplingParams(max_tokens=1 << 20, temperature=0.8, top_p=0.95, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +136,13 @@ def _run_cases(arguments: Namespace, timed: OrtExecutor, profiled: OrtExecutor) 
                 sys.stderr.write(f"batch {batch}, context {context}: left out, too long for model or memory\n")
     if not sizes:
         raise ConfigError("no case fits the model's context and the free memory")
-    kv_cache = _noise(replace(layout, num_blocks=max(sizes.values())))
+    kv_cache = noisy_kv_cache(replace(layout, num_blocks=max(sizes.values())))
     timed.bind_kv_cache(kv_cache)
     profiled.bind_kv_cache(kv_cache)
     with ReadBandwidth(timed.num_threads) as bandwidth:
         cases = []
         for (batch, context), num_blocks in sizes.items():
-            scheduler = _filled_scheduler(replace(limits, num_blocks=num_blocks), batch, context - num_steps // 2)
+            scheduler = filled_scheduler(replace(limits, num_blocks=num_blocks), batch, context - num_steps // 2)
             before = bandwidth.measure()
             case = _run_steps(scheduler, timed, profiled, num_steps)
             cases.append(_Case(batch, context, *case, memory_read_bytes_per_s=max(before, bandwidth.measure())))
@@ -171,53 +167,14 @@ def _run_steps(
     return scheduling_ns, times
 
 
-def _filled_scheduler(limits: ExecutorLimits, batch: int, num_prompt_tokens: int) -> Scheduler:
-    """A scheduler whose `batch` sequences have all computed their prompts, without running them."""
-    num_prompt_tokens = max(1, num_prompt_tokens)
-    config = SchedulerConfig(
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        max_num_seqs=batch,
-        max_num_batched_tokens=batch * num_prompt_tokens,
-        max_model_len=limits.max_model_len,
-        max_waiting_tokens=batch * num_prompt_tokens,
-        watermark_fraction=0.0,
-    )
-    scheduler = Scheduler(config)
-    for seq_id in range(batch):
-        prompt = np.full(num_prompt_tokens, 1, np.int32)
-        scheduler.add(Request(seq_id=seq_id, prompt_token_ids=prompt, sampling=replace(_SAMPLING, seed=seq_id)))
-    while scheduler.batch.num_decode_rows < batch:
-        plan = scheduler.plan(0)
-        assert plan is not None, "the sequences never end"
-        scheduler.commit(plan, StepResult(token_ids=np.ones(int(plan.samples.sum()), np.int32)))
-    return scheduler
-
-
-def _noise(layout: KvLayout) -> list[KvArray]:
-    """A KV buffer of random finite values: untouched pages would all be one page of zeros, read from a cache."""
-    rng = np.random.default_rng(0)
-    block: KvArray = np.zeros(layout.layer_shape[1:], layout.dtype)
-    if layout.dtype is KvDtype.INT8:
-        runs = block.reshape(2, layout.num_kv_heads, -1)
-        num_values = layout.block_size * layout.head_dim
-        runs[..., :num_values] = rng.integers(-127, 128, (2, layout.num_kv_heads, num_values))
-        runs[..., num_values:] = np.full(layout.block_size, 0.01, np.float32).view(np.int8)
-    else:
-        block[:] = rng.standard_normal(block.shape)
-    arrays = allocate_kv(layout)
-    for array in arrays:
-        array[:] = block
-    return arrays
-
-
 def _cost(case: _Case, node_times: list[Counter[str]], token_bytes: int) -> StepCost:
     kept = slice(_WARM_UP_STEPS, None)
     times = case.times[kept]
-    splits = [split(counts) for counts in node_times[kept]]
-    gemm, attention = (_median_ms(column) for column in zip(*splits, strict=True))
     scheduling, sampling = _median_ms(case.scheduling_ns[kept]), _median_ms(t.sampling_ns for t in times)
-    step = scheduling + sampling + _median_ms(t.inputs_ns + t.forward_ns for t in times)
+    forward = _median_ms(t.forward_ns for t in times)
+    step = scheduling + sampling + forward + _median_ms(t.inputs_ns for t in times)
+    shares = [_shares(t.forward_ns, counts) for t, counts in zip(times, node_times[kept], strict=True)]
+    gemm, attention = (forward * statistics.median(column) for column in zip(*shares, strict=True))
     return StepCost(
         batch=case.batch,
         context=case.context,
@@ -231,6 +188,17 @@ def _cost(case: _Case, node_times: list[Counter[str]], token_bytes: int) -> Step
         kv_read_bytes_per_s=case.batch * case.context * token_bytes / attention * 1e3,
         memory_read_bytes_per_s=case.memory_read_bytes_per_s,
     )
+
+
+def _shares(forward_ns: int, node_times: Counter[str]) -> tuple[float, float]:
+    """Shares of (GEMM, attention) in an unprofiled forward pass, from the nodes of its profiled repetition.
+
+    Time between nodes counts as neither. Where the profiler made the nodes take longer than the pass without it, they
+    are scaled down to it.
+    """
+    whole_ns = max(forward_ns, node_times.total())
+    gemm_ns, attention_ns = split(node_times)
+    return gemm_ns / whole_ns, attention_ns / whole_ns
 
 
 def _median_ms(values_ns: Iterable[int]) -> float:
