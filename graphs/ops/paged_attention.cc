@@ -30,7 +30,10 @@ Status read_kv_cache(const TensorView& tensor, AttentionCall* call) {
   CHAIRLIFT_TRY(expect_shape(tensor, {kAny, 2, call->num_kv_heads, kAny, call->head_dim + scale_bytes}));
   call->num_blocks = tensor.dims[0];
   call->block_size = tensor.dims[3];
-  if (call->block_size < 1) return error("'kv_cache' has blocks of %lld tokens", static_cast<long long>(call->block_size));
+  if (call->num_blocks < 1 || call->block_size < 1) {
+    return error("'kv_cache' has %lld blocks of %lld tokens", static_cast<long long>(call->num_blocks),
+                 static_cast<long long>(call->block_size));
+  }
   call->token_bytes = call->head_dim * element_bytes;
   call->head_bytes = call->block_size * (call->token_bytes + scale_bytes);
   call->value_bytes = call->num_kv_heads * call->head_bytes;
