@@ -4,8 +4,12 @@ set -euo pipefail
 log=$(mktemp)
 "$BIN/chairlift" serve --model "$MODEL" --port "$PORT" >"$log" 2>&1 &
 server=$!
-trap 'kill -TERM $server 2>/dev/null; wait $server 2>/dev/null; rm -f "$log"' EXIT
-if ! "$BIN/chairlift" health --target "127.0.0.1:$PORT" --wait 60; then
+trap 'kill -TERM $server 2>/dev/null || true; wait $server 2>/dev/null || true; rm -f "$log"' EXIT
+"$BIN/chairlift" health --target "127.0.0.1:$PORT" --wait 60 &
+probe=$!
+# The first of the two to end decides: the probe when it has seen SERVING, the server only when it failed.
+if ! wait -n "$server" "$probe" || ! kill -0 "$server" 2>/dev/null; then
+  kill "$probe" 2>/dev/null || true
   cat "$log" >&2
   exit 1
 fi
