@@ -56,6 +56,10 @@ class GraphRunner:
         self._kv = {f"kv_cache.{index}": np.full(shape, np.nan, np.float32) for index in range(spec.num_layers)}
         self._workspace = np.zeros(_WORKSPACE_FLOATS, np.float32)
 
+    def use(self, kind: GraphKind, session: ort.InferenceSession) -> None:
+        """Run steps of `kind` on `session` until another kind is asked for."""
+        self._session = kind, session
+
     def run(self, kind: GraphKind, chunks: list[Chunk], logit_indices: list[int] | None = None) -> Float32Array:
         """One step over `chunks`, whose tokens lie one after the other; the sequences advance.
 
@@ -65,10 +69,7 @@ class GraphRunner:
         if kind == "prefill":
             rows = range(len(feeds["token_ids"])) if logit_indices is None else logit_indices
             feeds["logit_indices"] = np.array(rows, dtype=np.int32)
-        if self._session is None or self._session[0] != kind:
-            self._session = None  # one graph's weights at a time are in memory
-            self._session = kind, self._load(kind)
-        session = self._session[1]
+        session = self._session_of(kind)
         binding = session.io_binding()
         for name, array in {**feeds, **self._kv, "workspace": self._workspace}.items():
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
@@ -78,6 +79,12 @@ class GraphRunner:
             chunk.sequence.num_tokens += len(chunk.token_ids)
         logits: Float32Array = binding.copy_outputs_to_cpu()[0]
         return logits
+
+    def _session_of(self, kind: GraphKind) -> ort.InferenceSession:
+        if self._session is None or self._session[0] != kind:
+            self._session = None  # so that one graph's weights at a time are in memory
+            self._session = kind, self._load(kind)
+        return self._session[1]
 
 
 def _step_feeds(chunks: list[Chunk]) -> dict[str, NDArray[np.int32]]:
