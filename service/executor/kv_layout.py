@@ -128,5 +128,11 @@ def fit_kv_layout(model: ModelInfo, dtype: KvDtype, block_size: int, kv_memory_b
 
 
 def allocate_kv(layout: KvLayout) -> list[KvArray]:
-    """One array of zeros per layer, huge-page aligned. Memory is taken as blocks are written to."""
-    return [aligned_zeros(layout.layer_shape, layout.dtype, HUGE_PAGE_BYTES) for _ in range(layout.num_layers)]
+    """One array of zeros per layer, huge-page aligned. Memory is taken as blocks are written to.
+
+    Raises ConfigError when the system does not even promise that much.
+    """
+    try:
+        return [aligned_zeros(layout.layer_shape, layout.dtype, HUGE_PAGE_BYTES) for _ in range(layout.num_layers)]
+    except MemoryError as error:
+        raise ConfigError(f"kv_memory: the system refuses {layout.total_bytes:,} bytes") from error

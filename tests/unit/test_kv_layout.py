@@ -114,3 +114,9 @@ def test_allocated_arrays_are_zero_page_aligned_and_shaped_as_the_op_reads_them(
     assert layout.total_bytes == sum(array.nbytes for array in arrays)
     for array in arrays:
         assert (numpy_type, 0, True) == (array.dtype, array.ctypes.data % 4096, not array.any())
+
+
+def test_more_than_the_address_space_is_refused() -> None:
+    layout = KvLayout(KvDtype.FLOAT32, num_layers=1, num_blocks=2**34, num_kv_heads=8, block_size=16, head_dim=256)
+    with pytest.raises(ConfigError, match="kv_memory: the system refuses 4,503,599,627,370,496 bytes"):
+        allocate_kv(layout)
