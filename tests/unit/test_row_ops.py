@@ -89,6 +89,12 @@ def test_norms_follow_their_twin(width, rotation):
     assert_quantised_alike(actual, twins.rms_norm_quantize(x, weight, 1e-5, rotation))
 
 
+def test_epsilon_is_added_to_the_mean_square():
+    x, weight = floats(5, 40), np.ones(40, np.float32)
+    actual = run_op("RmsNormQuantize", x, weight, epsilon=0.7)
+    assert_quantised_alike(actual, twins.rms_norm_quantize(x, weight, 0.7))
+
+
 @pytest.mark.parametrize(("width", "rotation"), WIDTHS_AND_ROTATIONS)
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_residual_adds_follow_their_twin(width, rotation, with_bias):
