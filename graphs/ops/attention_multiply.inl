@@ -25,8 +25,8 @@ struct DenseRows {
 };
 
 template <int kRows, int kVecs, bool kScaleC, class B>
-CHAIRLIFT_INLINE void multiply_block(const float* const* a, const float* alpha, int depth, const B& b, int column, float* c,
-                                     int c_stride) {
+CHAIRLIFT_INLINE void multiply_block(const float* const* a, const float* alpha, int depth, const B& b, int column,
+                                     float* c, int c_stride) {
   Vec sum[kRows][kVecs];
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVecs; ++v) {
@@ -49,8 +49,8 @@ CHAIRLIFT_INLINE void multiply_block(const float* const* a, const float* alpha, 
 }
 
 template <int kRows, bool kScaleC, class B>
-[[gnu::noinline]] static void multiply_rows(const float* const* a, const float* alpha, int depth, const B& b, int num_vecs, float* c,
-                          int c_stride) {
+[[gnu::noinline]] static void multiply_rows(const float* const* a, const float* alpha, int depth, const B& b,
+                                            int num_vecs, float* c, int c_stride) {
   int v = 0;
   for (; v + kBlockVecs <= num_vecs; v += kBlockVecs) {
     multiply_block<kRows, kBlockVecs, kScaleC>(a, alpha, depth, b, v * kLanes, c, c_stride);
@@ -70,10 +70,10 @@ CHAIRLIFT_INLINE void multiply_rest(int num_rows, const float* const* a, const f
   }
 }
 
-// C[num_rows, num_vecs * kLanes] = A[num_rows, depth] B[depth, ...] (+ alpha[row] * C when kScaleC). `a` points to the rows.
+// C[num_rows, num_vecs * kLanes] = A[num_rows, depth] B[depth, ...] (+ alpha[row] * C when kScaleC). `a` points to rows.
 template <bool kScaleC, class B>
-CHAIRLIFT_INLINE void multiply(int num_rows, const float* const* a, const float* alpha, int depth, const B& b, int num_vecs,
-                               float* c, int c_stride) {
+CHAIRLIFT_INLINE void multiply(int num_rows, const float* const* a, const float* alpha, int depth, const B& b,
+                               int num_vecs, float* c, int c_stride) {
   int row = 0;
   for (; row + kBlockRows <= num_rows; row += kBlockRows) {
     multiply_rows<kBlockRows, kScaleC>(a + row, alpha + row, depth, b, num_vecs, c + row * c_stride, c_stride);

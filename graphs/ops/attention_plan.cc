@@ -95,9 +95,7 @@ void add_tasks(const AttentionCall& call, size_t index, int64_t fair_ns, float**
 
 }  // namespace
 
-int32_t attention_tile_rows(int32_t padded_dim) {
-  return std::min(kMaxTileRows, kMaxTileFloats / padded_dim / 6 * 6);
-}
+int32_t attention_tile_rows(int32_t padded_dim) { return std::min(kMaxTileRows, kMaxTileFloats / padded_dim / 6 * 6); }
 
 void plan_attention(const AttentionCall& call, float* workspace, int64_t workspace_floats, AttentionPlan* plan) {
   plan->preparations.clear();
@@ -124,8 +122,8 @@ void plan_attention(const AttentionCall& call, float* workspace, int64_t workspa
 // 4 * threads units are cut, and no more than there are. A smaller workspace, even an empty one, changes no result; it
 // only leaves units whole. At most 4 Mi floats (16 MiB) are asked for; -1 when an argument is below 1.
 CHAIRLIFT_EXPORT int64_t chairlift_attention_workspace_floats(int64_t max_tokens, int64_t max_seqs, int64_t num_heads,
-                                                             int64_t num_kv_heads, int64_t head_dim,
-                                                             int64_t max_context) {
+                                                              int64_t num_kv_heads, int64_t head_dim,
+                                                              int64_t max_context) {
   using namespace chairlift;
   if (std::min({max_tokens, max_seqs, num_heads, num_kv_heads, head_dim, max_context}) < 1) return -1;
   constexpr int64_t kMost = int64_t{4} << 20;

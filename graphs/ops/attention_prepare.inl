@@ -106,7 +106,8 @@ static void prepare(const AttentionCall& call, int64_t token, int32_t kv_head) {
   alignas(64) float y[kMaxHeadDim] = {};
   const Vec scale = set1(call.score_scale);
   for (int i = 0; i < call.group_size; ++i) {
-    norm_head(heads + (static_cast<int64_t>(kv_head) * call.group_size + i) * dim, call.q_norm, call.norm_epsilon, dim, y);
+    norm_head(heads + (static_cast<int64_t>(kv_head) * call.group_size + i) * dim, call.q_norm, call.norm_epsilon, dim,
+              y);
     rotate_head(cos, sin, half, y);
     for (int d = 0; d < dim; d += kLanes) store(y + d, mul(load(y + d), scale));
     std::memcpy(out + i * dim, y, static_cast<size_t>(dim) * sizeof(float));
@@ -119,6 +120,7 @@ static void prepare(const AttentionCall& call, int64_t token, int32_t kv_head) {
   norm_head(heads + (call.num_heads + kv_head) * dim, call.k_norm, call.norm_epsilon, dim, y);
   rotate_head(cos, sin, half, y);
   write_head(call, y, offset, head);
-  std::memcpy(y, heads + (call.num_heads + call.num_kv_heads + kv_head) * dim, static_cast<size_t>(dim) * sizeof(float));
+  std::memcpy(y, heads + (call.num_heads + call.num_kv_heads + kv_head) * dim,
+              static_cast<size_t>(dim) * sizeof(float));
   write_head(call, y, offset, head + call.value_bytes);
 }

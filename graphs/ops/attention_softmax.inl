@@ -81,8 +81,8 @@ CHAIRLIFT_INLINE float finish_scores(const AttentionCall& call, const UnitRows& 
   return reduce_max(largest);
 }
 
-// Turns scores [num_rows, kTileTokens] into weights of V, in place, and brings m and l up to date. alpha[row] is what the
-// row's o must be multiplied by.
+// Turns scores [num_rows, kTileTokens] into weights of V, in place, and brings m and l up to date. alpha[row] is what
+// the row's o must be multiplied by.
 template <class Kv>
 static void softmax_tile(const AttentionCall& call, const UnitRows& rows, const TileTokens& tile, int num_vecs,
                          float* scores, RowStates* states, float* alpha) {
@@ -117,8 +117,9 @@ CHAIRLIFT_INLINE void add_up_lanes(int num_rows, RowStates* states) {
   for (int r = 0; r < num_rows; ++r) states->l[r] = reduce_add(load(states->l_lanes + r * kLanes));
 }
 
-// Adds a later split's row (m, l, o) to an earlier one's, in place. A side that saw no token (l = 0) leaves the other as is.
-CHAIRLIFT_INLINE void fold_row(int padded_dim, float m, float l, const float* o, float* m_sum, float* l_sum, float* o_sum) {
+// Adds a later split's row (m, l, o) to an earlier one's, in place. A side that saw no token (l = 0) leaves the other.
+CHAIRLIFT_INLINE void fold_row(int padded_dim, float m, float l, const float* o, float* m_sum, float* l_sum,
+                               float* o_sum) {
   if (l == 0.0f) return;
   if (*l_sum == 0.0f) {
     *m_sum = m;

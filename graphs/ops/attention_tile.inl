@@ -25,7 +25,7 @@ struct TileTokens {
   int64_t start;  // position of the first token, a multiple of kTileTokens
   int count;      // tokens of the unit's range: the rest of the tile is not to be read
   const uint8_t* keys[kTileTokens];
-  const uint8_t* scales[kTileTokens];  // of the keys; with kHasScales only, like the next two
+  const uint8_t* scales[kTileTokens];         // of the keys; with kHasScales only, like the next two
   alignas(64) float key_scales[kTileTokens];  // 0 behind `count`
   alignas(64) float value_scales[kTileTokens];
 };
@@ -78,6 +78,7 @@ struct TilePrefetch {
     if (next == nullptr) return;
     for (int j = step; j < next->count; j += num_steps) {
       const uint8_t* row = next->keys[j] + offset_bytes;
+      // Into the second-level cache: into the first, the core would have to hold each request itself, half as fast.
       for (int64_t i = 0; i < token_bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
     }
   }
@@ -98,17 +99,56 @@ CHAIRLIFT_INLINE Vec load_some(const typename Kv::Element* p, int count) {
 
 #include "attention_transpose.inl"
 
-// K of the tile as floats, transposed: keys[d * kTileTokens + token], for num_vecs * kLanes tokens.
+// Stores columns: keys[channel * kTileTokens + token].
+struct StoreColumns {
+  float* keys;
+  CHAIRLIFT_INLINE_MEMBER void operator()(int channel, Vec column) const {
+    store(keys + channel * kTileTokens, column);
+  }
+};
+
+// K of the tile as floats, transposed: keys[channel * kTileTokens + token], for num_vecs * kLanes tokens.
 template <class Kv>
 static void load_keys(const AttentionCall& call, const TileTokens& tile, int num_vecs, float* keys) {
   for (int j = 0; j < num_vecs * kLanes; j += kLanes) {
-    int d = 0;
-    constexpr int kFast = FastTranspose<Kv>::kChannels;
-    for (; kFast > 0 && d + kFast <= call.head_dim; d += kFast) {
-      FastTranspose<Kv>::run(tile.keys + j, d, keys + d * kTileTokens + j);
-    }
-    for (; d < call.head_dim; d += kLanes) {
-      transpose_floats<Kv>(tile.keys + j, d, call.head_dim - d, keys + d * kTileTokens + j);
+    StoreColumns take{keys + j};
+    for_each_column<Kv>(tile.keys + j, call.head_dim, take);
+  }
+}
+
+// Multiplies columns with queries as they come: the same chains of sums that multiply() would make of them.
+template <int kRows>
+struct ScoreColumns {
+  const float* const* queries;
+  Vec sums[kRows];
+  CHAIRLIFT_INLINE_MEMBER void operator()(int channel, Vec column) {
+    for (int r = 0; r < kRows; ++r) sums[r] = fma(set1(queries[r][channel]), column, sums[r]);
+  }
+};
+
+// scores[row * kTileTokens + token] of kRows queries: the keys are used once, so they are not stored on the way.
+template <class Kv, int kRows>
+[[gnu::noinline]] static void score_rows(const AttentionCall& call, const TileTokens& tile, const float* const* queries,
+                                         const TilePrefetch& prefetch, int num_vecs, float* scores) {
+  for (int j = 0; j < num_vecs * kLanes; j += kLanes) {
+    for (int i = 0; i < kLanes; ++i) prefetch(j + i);
+    ScoreColumns<kRows> take{queries, {}};
+    for (int r = 0; r < kRows; ++r) take.sums[r] = zero();
+    for_each_column<Kv>(tile.keys + j, call.head_dim, take);
+    for (int r = 0; r < kRows; ++r) store(scores + r * kTileTokens + j, take.sums[r]);
+  }
+}
+
+// The same for a number of rows that is known when it runs, 1 to kRows.
+template <class Kv, int kRows>
+CHAIRLIFT_INLINE void score_few(int num_rows, const AttentionCall& call, const TileTokens& tile,
+                                const float* const* queries, const TilePrefetch& prefetch, int num_vecs,
+                                float* scores) {
+  if constexpr (kRows > 0) {
+    if (num_rows == kRows) {
+      score_rows<Kv, kRows>(call, tile, queries, prefetch, num_vecs, scores);
+    } else {
+      score_few<Kv, kRows - 1>(num_rows, call, tile, queries, prefetch, num_vecs, scores);
     }
   }
 }
@@ -126,14 +166,6 @@ static void load_values(const AttentionCall& call, const TileTokens& tile, float
     }
   }
 }
-
-// The keys that load_keys left, for units of few rows: they go through it once, time to fetch the next tile's keys.
-struct KeyColumns {
-  const float* keys;
-  TilePrefetch prefetch;
-  CHAIRLIFT_INLINE_MEMBER const float* row(int k) const { return keys + k * kTileTokens; }
-  CHAIRLIFT_INLINE Vec load_vec(const float* p) { return load(p); }
-};
 
 // V where it lies, converted as it is read: for units of few rows, which read each element once anyway.
 template <class Kv>

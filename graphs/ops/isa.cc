@@ -16,8 +16,8 @@ namespace chairlift {
 namespace {
 
 struct Cpu {
-  bool has_avx2 = false;      // AVX2, FMA and F16C, with the registers enabled by the system
-  bool has_avx512 = false;    // AVX-512 F, BW, DQ, VL, likewise
+  bool has_avx2 = false;    // AVX2, FMA and F16C, with the registers enabled by the system
+  bool has_avx512 = false;  // AVX-512 F, BW, DQ, VL, likewise
   bool has_neon = false;
   bool has_int8_dot = false;  // exact u8 x s8 dot products
 

@@ -26,21 +26,33 @@ Isa active_isa();
 
 #if CHAIRLIFT_X86
 #define CHAIRLIFT_PER_ISA(declaration) \
-  namespace generic { declaration; }   \
-  namespace avx2 { declaration; }      \
-  namespace avx512 { declaration; }
-#define CHAIRLIFT_DISPATCH(call)                                               \
+  namespace generic {                  \
+  declaration;                         \
+  }                                    \
+  namespace avx2 {                     \
+  declaration;                         \
+  }                                    \
+  namespace avx512 {                   \
+  declaration;                         \
+  }
+#define CHAIRLIFT_DISPATCH(call)                                                     \
   (::chairlift::active_isa() == ::chairlift::Isa::avx512 ? ::chairlift::avx512::call \
    : ::chairlift::active_isa() == ::chairlift::Isa::avx2 ? ::chairlift::avx2::call   \
                                                          : ::chairlift::generic::call)
 #elif CHAIRLIFT_ARM
 #define CHAIRLIFT_PER_ISA(declaration) \
-  namespace generic { declaration; }   \
-  namespace neon { declaration; }
+  namespace generic {                  \
+  declaration;                         \
+  }                                    \
+  namespace neon {                     \
+  declaration;                         \
+  }
 #define CHAIRLIFT_DISPATCH(call) \
   (::chairlift::active_isa() == ::chairlift::Isa::neon ? ::chairlift::neon::call : ::chairlift::generic::call)
 #else
 #define CHAIRLIFT_PER_ISA(declaration) \
-  namespace generic { declaration; }
+  namespace generic {                  \
+  declaration;                         \
+  }
 #define CHAIRLIFT_DISPATCH(call) (::chairlift::generic::call)
 #endif

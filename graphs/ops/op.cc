@@ -34,7 +34,8 @@ std::string shape_text(const int64_t* dims, size_t rank) {
 Status describe(OrtValue* value, TensorView* tensor) {
   using ort::Slot;
   OrtTensorTypeAndShapeInfo* info = nullptr;
-  CHAIRLIFT_TRY((at<OrtStatus*(const OrtValue*, OrtTensorTypeAndShapeInfo**)>(Slot::GetTensorTypeAndShape)(value, &info)));
+  CHAIRLIFT_TRY(
+      (at<OrtStatus*(const OrtValue*, OrtTensorTypeAndShapeInfo**)>(Slot::GetTensorTypeAndShape)(value, &info)));
   int type = 0;
   Status status = at<OrtStatus*(const OrtTensorTypeAndShapeInfo*, int*)>(Slot::GetTensorElementType)(info, &type);
   if (!status) {
@@ -45,7 +46,7 @@ Status describe(OrtValue* value, TensorView* tensor) {
   }
   if (!status) {
     status = at<OrtStatus*(const OrtTensorTypeAndShapeInfo*, int64_t*, size_t)>(Slot::GetDimensions)(info, tensor->dims,
-                                                                                                  tensor->rank);
+                                                                                                     tensor->rank);
   }
   at<void(OrtTensorTypeAndShapeInfo*)>(Slot::ReleaseTensorTypeAndShapeInfo)(info);
   CHAIRLIFT_TRY(status);
@@ -88,7 +89,8 @@ int64_t TensorView::num_elements() const {
 
 Status expect_rank(const TensorView& tensor, size_t rank) {
   if (tensor.rank == rank) return nullptr;
-  return error("'%s' has shape %s, expected %zu dimensions", tensor.name, shape_text(tensor.dims, tensor.rank).c_str(), rank);
+  return error("'%s' has shape %s, expected %zu dimensions", tensor.name, shape_text(tensor.dims, tensor.rank).c_str(),
+               rank);
 }
 
 Status expect_shape(const TensorView& tensor, std::initializer_list<int64_t> dims) {
@@ -124,8 +126,8 @@ Status Context::input(size_t index, TensorView* tensor) const {
   *tensor = TensorView{};
   tensor->name = port.name;
   size_t num_inputs = 0;
-  CHAIRLIFT_TRY((at<OrtStatus*(const OrtKernelContext*, size_t*)>(ort::Slot::KernelContext_GetInputCount)(context_,
-                                                                                                         &num_inputs)));
+  CHAIRLIFT_TRY((
+      at<OrtStatus*(const OrtKernelContext*, size_t*)>(ort::Slot::KernelContext_GetInputCount)(context_, &num_inputs)));
   const OrtValue* value = nullptr;
   if (index < num_inputs) {
     using Get = OrtStatus*(const OrtKernelContext*, size_t, const OrtValue**);

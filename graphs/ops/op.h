@@ -36,8 +36,8 @@ namespace chairlift {
 using Status = OrtStatus*;
 using OpList = std::vector<const OrtCustomOp*>;
 
-#define CHAIRLIFT_TRY(expression)                                              \
-  do {                                                                         \
+#define CHAIRLIFT_TRY(expression)                                                       \
+  do {                                                                                  \
     if (::chairlift::Status chairlift_status_ = (expression)) return chairlift_status_; \
   } while (false)
 

@@ -87,7 +87,8 @@ enum class Slot : size_t {
 // The function pointer in a slot. `Function` is its signature, for example `OrtStatus*(const char*)`.
 template <class Function>
 inline Function* at(const void* api, Slot slot) {
-  return reinterpret_cast<Function*>(const_cast<void*>(static_cast<const void* const*>(api)[static_cast<size_t>(slot)]));
+  return reinterpret_cast<Function*>(
+      const_cast<void*>(static_cast<const void* const*>(api)[static_cast<size_t>(slot)]));
 }
 
 }  // namespace chairlift::ort

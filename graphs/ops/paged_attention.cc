@@ -1,7 +1,7 @@
 // PagedAttention: rotation, KV write and attention over the block table, one op per layer, for ragged batches.
 //
-// `kv_cache` is an input that is changed in place. The inputs are checked here, all of them, before anything is written:
-// the kernels trust every index.
+// `kv_cache` is an input that is changed in place. The inputs are checked here, all of them, before anything is
+// written: the kernels trust every index.
 #include "paged_attention.h"
 
 #include <cmath>
@@ -14,7 +14,18 @@ namespace chairlift {
 namespace {
 
 enum Input : size_t {
-  kQkv, kKvCache, kCuSeqlens, kContextLens, kBlockTable, kSlotMapping, kPositions, kCos, kSin, kWorkspace, kQNorm, kKNorm
+  kQkv,
+  kKvCache,
+  kCuSeqlens,
+  kContextLens,
+  kBlockTable,
+  kSlotMapping,
+  kPositions,
+  kCos,
+  kSin,
+  kWorkspace,
+  kQNorm,
+  kKNorm
 };
 
 Status read_kv_cache(const TensorView& tensor, AttentionCall* call) {
@@ -22,10 +33,16 @@ Status read_kv_cache(const TensorView& tensor, AttentionCall* call) {
   int64_t scale_bytes = 0;
   switch (tensor.type) {
     case ElementType::float32: call->kv_type = KvType::float32; break;
-    case ElementType::float16: call->kv_type = KvType::float16; element_bytes = 2; break;
-    case ElementType::int8: call->kv_type = KvType::int8; element_bytes = 1; scale_bytes = 4; break;
-    default:
-      return error("'kv_cache' is %s, expected float32, float16 or int8", element_type_name(tensor.type));
+    case ElementType::float16:
+      call->kv_type = KvType::float16;
+      element_bytes = 2;
+      break;
+    case ElementType::int8:
+      call->kv_type = KvType::int8;
+      element_bytes = 1;
+      scale_bytes = 4;
+      break;
+    default: return error("'kv_cache' is %s, expected float32, float16 or int8", element_type_name(tensor.type));
   }
   CHAIRLIFT_TRY(expect_shape(tensor, {kAny, 2, call->num_kv_heads, kAny, call->head_dim + scale_bytes}));
   call->num_blocks = tensor.dims[0];
@@ -94,13 +111,12 @@ Status check_indices(const AttentionCall& call, int64_t max_position) {
 
 struct PagedAttention {
   static constexpr const char* kName = "PagedAttention";
-  static constexpr Port kInputs[] = {
-      {"qkv", ElementType::float32},       {"kv_cache", ElementType::any},
-      {"cu_seqlens", ElementType::int32},  {"context_lens", ElementType::int32},
-      {"block_table", ElementType::int32}, {"slot_mapping", ElementType::int32},
-      {"positions", ElementType::int32},   {"cos", ElementType::float32},
-      {"sin", ElementType::float32},       {"workspace", ElementType::float32},
-      {"q_norm", ElementType::float32, true}, {"k_norm", ElementType::float32, true}};
+  static constexpr Port kInputs[] = {{"qkv", ElementType::float32},          {"kv_cache", ElementType::any},
+                                     {"cu_seqlens", ElementType::int32},     {"context_lens", ElementType::int32},
+                                     {"block_table", ElementType::int32},    {"slot_mapping", ElementType::int32},
+                                     {"positions", ElementType::int32},      {"cos", ElementType::float32},
+                                     {"sin", ElementType::float32},          {"workspace", ElementType::float32},
+                                     {"q_norm", ElementType::float32, true}, {"k_norm", ElementType::float32, true}};
   static constexpr Port kOutputs[] = {{"out", ElementType::float32}};
 
   Status init(const Attributes& attributes);

@@ -27,8 +27,8 @@ struct AttentionCall {
   int32_t num_kv_heads;
   int32_t group_size;  // num_heads / num_kv_heads
   int32_t head_dim;
-  int32_t padded_dim;  // head_dim rounded up to 16
-  int32_t tile_rows;   // most rows of a unit
+  int32_t padded_dim;      // head_dim rounded up to 16
+  int32_t tile_rows;       // most rows of a unit
   int64_t sliding_window;  // a token sees this many tokens, itself included; 0: all before it
   float score_scale;       // scale * log2(e): scores are kept as exponents of two
   float softcap;           // 0: none
@@ -95,7 +95,8 @@ struct AttentionKernels {
   // Norm, rotation and scaling of one token's query heads of a kv head's group (into `out`), and of its key; writes key
   // and value to the token's slot. Tokens past the last sequence get zeros in `out`.
   void (*prepare)(const AttentionCall&, int64_t token, int32_t kv_head);
-  // Attention of a unit over the task's splits: into `out`, or into the unit's partials. Prepares first if the unit does.
+  // Attention of a unit over the task's splits: into `out`, or into the unit's partials; after preparing, if the unit
+  // does that.
   void (*attend)(const AttentionCall&, const AttentionUnit&, const AttentionTask&);
   // Combines all partials of a unit, in order, into `out`.
   void (*fold)(const AttentionCall&, const AttentionUnit&);

@@ -1,4 +1,6 @@
 // The entry point that ONNX Runtime calls when the library is registered with session options.
+#include <mutex>
+
 #include "ops.h"
 
 #define CHAIRLIFT_EXPORT extern "C" __attribute__((visibility("default")))
@@ -7,6 +9,8 @@ CHAIRLIFT_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const 
   using namespace chairlift;
   const void* table = base->GetApi(ort::kApiVersion);
   if (table == nullptr) return nullptr;  // a runtime older than API 18: without a table not even a status can be made
+  static std::mutex mutex;               // sessions may be made on several threads
+  const std::lock_guard<std::mutex> lock(mutex);
   set_api(table);
 
   static const OpList ops = [] {
