@@ -23,8 +23,8 @@ struct AttentionPlan {
 
 // Fills `plan`. A unit that is much longer than its fair share is cut into several tasks when `workspace` has room for
 // its partials; results do not depend on that. A sequence whose new tokens fit one uncut unit per kv head (every
-// decoding one) needs no preparation: that saves a fork and join, and relies on no other sequence reading a slot that is
-// written now.
+// decoding one) needs no preparation: that saves a fork and join, and relies on no other sequence reading a slot that
+// is written now.
 void plan_attention(const AttentionCall& call, float* workspace, int64_t workspace_floats, AttentionPlan* plan);
 
 // Rows that one unit may have at this (padded) head dimension.
