@@ -70,7 +70,7 @@ CHAIRLIFT_INLINE void multiply_rest(int num_rows, const float* const* a, const f
   }
 }
 
-// C[num_rows, num_vecs * kLanes] = A[num_rows, depth] B[depth, ...], plus alpha[row] * C when kScaleC. `a` holds A's rows.
+// C[num_rows, num_vecs * kLanes] = A[num_rows, depth] B[depth, ...], plus alpha[row] * C when kScaleC. `a`: rows of A.
 template <bool kScaleC, class B>
 CHAIRLIFT_INLINE void multiply(int num_rows, const float* const* a, const float* alpha, int depth, const B& b,
                                int num_vecs, float* c, int c_stride) {
