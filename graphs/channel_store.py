@@ -5,13 +5,18 @@ The weights are rounded by GPTQ, with the second moments that calibration saw.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
+from graphs.calibration import RelativeRms, calibration_texts
 from graphs.decoder_weights import ChannelProjection, Embedding, LayerWeights
 from graphs.gptq import round_by_moments, transformed_moments
 from graphs.plain_store import to_float16
+from graphs.progress import Progress, silent
 from graphs.quantize import channel_scales, pack_channels, quantize_channels
+from graphs.reference import Array, ReferenceModel
 from graphs.rope import Float32Array, Float64Array
 from graphs.rotation import rotate_channels, rotation_block
 from graphs.smoothing import (
@@ -30,7 +35,35 @@ class Calibration:
     """What calibration saw at each GEMM's input, by its name: "layers.I.qkv", ..., "head"."""
 
     relative_rms: Mapping[str, Float64Array]  # [in_features]
-    second_moments: Mapping[str, Float32Array]  # [in_features, in_features] mean of x^T x; none: round to nearest
+    second_moments: Mapping[str, Float32Array]  # [in_features, in_features] sum of x^T x; none: round to nearest
+
+
+def calibrate(source: TensorSource, tokenizer_path: Path, progress: Progress = silent) -> Calibration:
+    """Watch what each GEMM reads over the texts that ship with the package, computed in float32.
+
+    Holds the whole model in float32 and, for each GEMM, a matrix as wide as its input. Raises ExportError.
+    """
+    tokenizer = Tokenizer.from_file(str(tokenizer_path))
+    texts = calibration_texts()
+    model = ReferenceModel(source, np.float32)
+    relative_rms = RelativeRms()
+    sums: dict[str, Float32Array] = {}
+
+    def observe(name: str, x: Array) -> None:
+        relative_rms(name, x)
+        product = np.asarray(x.T @ x, dtype=np.float32)
+        if name in sums:
+            sums[name] += product
+        else:
+            sums[name] = product
+
+    for index, text in enumerate(texts):
+        progress("calibrating", index, len(texts))
+        token_ids = list(tokenizer.encode(text).ids)[: source.spec.context_length]
+        if token_ids:
+            model.final_hidden(token_ids, observe=observe)
+    progress("calibrating", len(texts), len(texts))
+    return Calibration(relative_rms.result(), sums)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Final
 
-import numpy as np
 import onnx
-from tokenizers import Tokenizer
 
-from graphs.calibration import RelativeRms, SecondMoments, calibration_texts
-from graphs.channel_store import Calibration, ChannelStore
+from graphs.channel_store import ChannelStore, calibrate
 from graphs.decoder import GraphKind, build_decoder
 from graphs.decoder_weights import WeightStore, store_decoder
 from graphs.errors import ExportError
@@ -35,7 +32,6 @@ from graphs.manifest import (
 )
 from graphs.plain_store import PlainStore
 from graphs.progress import Progress, silent
-from graphs.reference import Array, ReferenceModel
 from graphs.spec import ModelSpec
 from graphs.tensors import TensorSource
 from graphs.verify import Verification, verify_export
@@ -101,7 +97,7 @@ def write_graphs(source: TensorSource, folder: Path, weight_format: str, progres
     with WeightFile(folder / WEIGHTS_NAME) as file:
         store: WeightStore
         if weight_format == "w8a8":
-            store = ChannelStore(source, file, _calibrate(source, folder, progress))
+            store = ChannelStore(source, file, calibrate(source, folder / TOKENIZER_NAME, progress))
         else:
             store = PlainStore(source, file, weight_format)
         weights = store_decoder(source, store, file, advance)
@@ -109,26 +105,6 @@ def write_graphs(source: TensorSource, folder: Path, weight_format: str, progres
             onnx.save(build_decoder(kind, spec, weights, file), folder / name)
     for name in _GRAPH_FILES.values():
         onnx.checker.check_model(str(folder / name))
-
-
-def _calibrate(source: TensorSource, folder: Path, progress: Progress) -> Calibration:
-    """What each GEMM reads over the texts that ship with the package, computed in float32."""
-    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
-    texts = calibration_texts()
-    model = ReferenceModel(source, np.float32)
-    relative_rms, second_moments = RelativeRms(), SecondMoments()
-
-    def observe(name: str, x: Array) -> None:
-        relative_rms(name, x)
-        second_moments(name, x)
-
-    for index, text in enumerate(texts):
-        progress("calibrating", index, len(texts))
-        token_ids = list(tokenizer.encode(text).ids)[: source.spec.context_length]
-        if token_ids:
-            model.final_hidden(token_ids, observe=observe)
-    progress("calibrating", len(texts), len(texts))
-    return Calibration(relative_rms.result(), second_moments.result())
 
 
 def _require_replaceable(out: Path, overwrite: bool) -> None:

@@ -1,7 +1,8 @@
 """GPTQ rounding (Frantar et al. 2022): each weight's rounding error is made up for by the weights still to be rounded.
 
-What counts is the error of the product x W^T over the calibration inputs. With the second moments H = mean(x^T x) it is
-a quadratic form per row of W, and H's inverse says how to spread a channel's error over the channels after it.
+What counts is the error of the product x W^T over the calibration inputs. With their second moments H, the sum or
+mean of x^T x, it is a quadratic form per row of W, and H's inverse says how to spread a channel's error over those
+after it.
 """
 
 from typing import Final
