@@ -43,12 +43,12 @@ def hadamard_blocks(x: npt.NDArray[FloatT], block: int) -> npt.NDArray[FloatT]:
     if block < 0 or block & (block - 1) or width % block:
         raise ValueError(f"rotation {block} is not a power of two that divides the width {width}")
     view = (x * x.dtype.type(1 / np.sqrt(block))).reshape(-1, block, width // block)
-    half = 1
-    while half < block:
+    half = block // 2
+    while half > 0:
         pairs = view.reshape(len(view), block // (2 * half), 2, half, width // block)
         low, high = pairs[:, :, 0], pairs[:, :, 1]
         view = np.stack([low + high, low - high], axis=2).reshape(view.shape)
-        half *= 2
+        half //= 2
     return view.reshape(x.shape)
 
 

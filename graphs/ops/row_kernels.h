@@ -11,6 +11,8 @@ namespace chairlift {
 // Within it acc - zero_point * col_sum, a sum of (q - zero_point) * w, fits too.
 constexpr int64_t kMaxQuantizedWidth = 65'793;
 
+constexpr int64_t kScratchPadding = 32;  // kernels load and store whole vectors
+
 // One row of the tensors `row_params` [T, 2]: x ~ scale * (q - zero_point).
 struct RowParams {
   float scale;
@@ -40,7 +42,7 @@ struct Norm {
 struct QuantizedRow {
   int64_t width;
   int64_t rotation;   // block of the Hadamard transform: a power of two that divides the width; 0 none
-  float* scratch;     // [width]
+  float* scratch;     // [width + kScratchPadding]
   uint8_t* q;         // [width]
   RowParams* params;
 };

@@ -25,7 +25,11 @@ class Row {
   // `tail` [kChunk] is for the copy, `lane_maxima` [num_chunks * kLanes] for the largest logit of each lane of each
   // chunk. Reads the row.
   Row(const float* logits, int64_t size, float* tail, float* lane_maxima)
-      : logits_(logits), tail_(tail), maxima_(lane_maxima), num_chunks_(num_chunks_of(size)), num_whole_(size / kChunk) {
+      : logits_(logits),
+        tail_(tail),
+        maxima_(lane_maxima),
+        num_chunks_(num_chunks_of(size)),
+        num_whole_(size / kChunk) {
     if (num_whole_ < num_chunks_) {
       for (int i = 0; i < kChunk; i += kLanes) store(tail + i, set1(-kInfinity));
       std::memcpy(tail, logits + num_whole_ * kChunk, static_cast<size_t>(size % kChunk) * sizeof(float));

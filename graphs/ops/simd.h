@@ -15,6 +15,9 @@
 //   scale_by_power(v, n) = v * 2^n for whole n <= 127; 0 for n < -126
 //   transpose(rows[kLanes])                            in place
 //   exp(v)                                             2 ulp; 0 below -87.33, clamped above 88.37
+//   exp_within(v)                                      for v within [-87, 88] and errors up to 1e-7 + 4e-8 |v|, at half
+//                                                      the cost; exactly 1 for 0
+//   reciprocal(v)                                      1 / v within 1 ulp; for 1 <= |v| < 2^126
 //
 // A rule for code that includes this: no templates or inline functions from outside the set's namespace (so no
 // std::min, std::vector). The linker keeps one copy of those for all sets, and it could be the one built for AVX-512.
@@ -58,6 +61,20 @@ CHAIRLIFT_INLINE Vec exp(Vec x) {
   p = fma(p, r, set1(5.0000001201e-1f));
   p = fma(p, mul(r, r), add(r, set1(1.0f)));
   return select_less(x, lowest, zero(), mul(p, power_of_two(n)));
+}
+
+// 2^n * 2^f with f within [-1/2, 1/2] and a minimax polynomial for 2^f.
+CHAIRLIFT_INLINE Vec exp_within(Vec x) {
+  const Vec log2_of_e = set1(1.44269504088896341f);
+  const Vec n = round(mul(x, log2_of_e));
+  const Vec f = fma(x, log2_of_e, sub(zero(), n));
+  Vec p = set1(1.32647273e-3f);
+  p = fma(p, f, set1(9.67151299e-3f));
+  p = fma(p, f, set1(5.55073358e-2f));
+  p = fma(p, f, set1(2.40222424e-1f));
+  p = fma(p, f, set1(6.93147004e-1f));
+  p = fma(p, f, set1(1.0f));
+  return scale_by_power(p, n);
 }
 
 CHAIRLIFT_INLINE float exp_scalar(float x) {

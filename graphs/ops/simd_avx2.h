@@ -23,6 +23,7 @@ CHAIRLIFT_INLINE Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
 CHAIRLIFT_INLINE Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
 CHAIRLIFT_INLINE Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
 CHAIRLIFT_INLINE Vec div(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+CHAIRLIFT_INLINE Vec reciprocal(Vec a) { return div(set1(1.0f), a); }
 CHAIRLIFT_INLINE Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 CHAIRLIFT_INLINE Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 CHAIRLIFT_INLINE Vec sqrt(Vec a) { return _mm256_sqrt_ps(a); }

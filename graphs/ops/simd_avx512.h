@@ -21,6 +21,10 @@ CHAIRLIFT_INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 CHAIRLIFT_INLINE Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
 CHAIRLIFT_INLINE Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 CHAIRLIFT_INLINE Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+CHAIRLIFT_INLINE Vec reciprocal(Vec a) {  // 14 bits, then one step of Newton's method
+  const Vec r = _mm512_rcp14_ps(a);
+  return _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a, r, _mm512_set1_ps(1.0f)), r);
+}
 CHAIRLIFT_INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 CHAIRLIFT_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 CHAIRLIFT_INLINE Vec sqrt(Vec a) { return _mm512_sqrt_ps(a); }

@@ -67,6 +67,7 @@ CHAIRLIFT_INLINE Vec add(Vec a, Vec b) { CHAIRLIFT_EACH_LANE(a.v[i] + b.v[i]); }
 CHAIRLIFT_INLINE Vec sub(Vec a, Vec b) { CHAIRLIFT_EACH_LANE(a.v[i] - b.v[i]); }
 CHAIRLIFT_INLINE Vec mul(Vec a, Vec b) { CHAIRLIFT_EACH_LANE(a.v[i] * b.v[i]); }
 CHAIRLIFT_INLINE Vec div(Vec a, Vec b) { CHAIRLIFT_EACH_LANE(a.v[i] / b.v[i]); }
+CHAIRLIFT_INLINE Vec reciprocal(Vec a) { return div(set1(1.0f), a); }
 CHAIRLIFT_INLINE Vec min(Vec a, Vec b) { CHAIRLIFT_EACH_LANE(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 CHAIRLIFT_INLINE Vec max(Vec a, Vec b) { CHAIRLIFT_EACH_LANE(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 CHAIRLIFT_INLINE Vec sqrt(Vec a) { CHAIRLIFT_EACH_LANE(__builtin_sqrtf(a.v[i])); }

@@ -27,6 +27,7 @@ CHAIRLIFT_INLINE Vec add(Vec a, Vec b) { return vaddq_f32(a, b); }
 CHAIRLIFT_INLINE Vec sub(Vec a, Vec b) { return vsubq_f32(a, b); }
 CHAIRLIFT_INLINE Vec mul(Vec a, Vec b) { return vmulq_f32(a, b); }
 CHAIRLIFT_INLINE Vec div(Vec a, Vec b) { return vdivq_f32(a, b); }
+CHAIRLIFT_INLINE Vec reciprocal(Vec a) { return div(set1(1.0f), a); }
 CHAIRLIFT_INLINE Vec min(Vec a, Vec b) { return vminq_f32(a, b); }
 CHAIRLIFT_INLINE Vec max(Vec a, Vec b) { return vmaxq_f32(a, b); }
 CHAIRLIFT_INLINE Vec sqrt(Vec a) { return vsqrtq_f32(a); }

@@ -6,11 +6,13 @@
 //   mul_wide(a, b, &high, &low)                        all 64 bits of the unsigned products
 //   to_float(v)                                        of signed words
 //   less_mask(a, b)                                    bit i: a[i] < b[i]
+//   keep_lanes(v, n)                                   zero but for the first n <= kLanes lanes
 //   lane_numbers()                                     0, 1, ..., kLanes - 1
 //   pack_store(p, v, mask)                             the lanes of a Vec or Words in `mask`, one after the other; the
 //                                                      rest of p[0..kLanes) is overwritten with anything
-//   interleave_quads(w)                                w[0..4): afterwards word 4i + j of the four vectors, one after the
-//                                                      other, is what lane l of w[j] was, where quad_order()[l] = i
+//   interleave_quads(w)                                w[0..4): afterwards the words of the four vectors in a row are
+//                                                      w[0], w[1], w[2], w[3] of one lane after the other; lane l
+//                                                      comes quad_order()[l]-th
 #pragma once
 
 #include "simd.h"

@@ -54,6 +54,7 @@ CHAIRLIFT_INLINE void pack_store(float* p, Vec v, uint32_t mask) {
   pack_store(reinterpret_cast<uint32_t*>(p), _mm256_castps_si256(v), mask);
 }
 CHAIRLIFT_INLINE Words lane_numbers() { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
+CHAIRLIFT_INLINE Vec keep_lanes(Vec v, int n) { return _mm256_and_ps(v, _mm256_castsi256_ps(first_lanes(n))); }
 // Transposes 4 x 4 words within each 128-bit part.
 CHAIRLIFT_INLINE void interleave_quads(Words w[4]) {
   const Words a = _mm256_unpacklo_epi32(w[0], w[1]);

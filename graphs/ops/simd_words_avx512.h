@@ -31,7 +31,10 @@ CHAIRLIFT_INLINE void pack_store(float* p, Vec v, uint32_t mask) {
 CHAIRLIFT_INLINE void pack_store(uint32_t* p, Words v, uint32_t mask) {
   store_words(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), v));
 }
-CHAIRLIFT_INLINE Words lane_numbers() { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
+CHAIRLIFT_INLINE Words lane_numbers() {
+  return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+CHAIRLIFT_INLINE Vec keep_lanes(Vec v, int n) { return _mm512_maskz_mov_ps(first_lanes(n), v); }
 // Transposes 4 x 4 words within each 128-bit part.
 CHAIRLIFT_INLINE void interleave_quads(Words w[4]) {
   const Words a = _mm512_unpacklo_epi32(w[0], w[1]);

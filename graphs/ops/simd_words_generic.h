@@ -57,6 +57,10 @@ CHAIRLIFT_INLINE void pack_store(T* p, const Lanes& a, uint32_t mask) {
   }
 }
 CHAIRLIFT_INLINE Words lane_numbers() { CHAIRLIFT_EACH_WORD(static_cast<uint32_t>(i)); }
+CHAIRLIFT_INLINE Vec keep_lanes(Vec v, int n) {
+  for (int i = n; i < kLanes; ++i) v.v[i] = 0.0f;
+  return v;
+}
 CHAIRLIFT_INLINE void interleave_quads(Words w[4]) {
   const Words in[4] = {w[0], w[1], w[2], w[3]};
   for (int i = 0; i < 4 * kLanes; ++i) w[i / kLanes].v[i % kLanes] = in[i % 4].v[i / 4];

@@ -52,6 +52,10 @@ CHAIRLIFT_INLINE Words lane_numbers() {
   const uint32x4_t numbers = {0, 1, 2, 3};
   return numbers;
 }
+CHAIRLIFT_INLINE Vec keep_lanes(Vec v, int n) {
+  const uint32x4_t mask = vcltq_u32(lane_numbers(), vdupq_n_u32(static_cast<uint32_t>(n)));
+  return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(v), mask));
+}
 CHAIRLIFT_INLINE void interleave_quads(Words w[4]) {
   const uint32x4_t a = vzip1q_u32(w[0], w[2]);
   const uint32x4_t b = vzip1q_u32(w[1], w[3]);

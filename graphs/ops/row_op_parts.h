@@ -1,0 +1,130 @@
+// What the row-wise ops have in common: reading an integer GEMM's result, making quantised rows, going over rows.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+
+#include "op.h"
+#include "row_kernels.h"
+#include "thread_scratch.h"
+
+namespace chairlift {
+
+constexpr double kTaskNs = 5000.0;  // aimed at per task of a fork: enough to hide handing it out
+
+// Calls body(row) for all rows, in parallel in runs of rows when there is enough to do.
+template <class Body>
+Status for_rows(Context& context, int64_t num_rows, double row_ns, const Body& body) {
+  const int64_t run = std::max<int64_t>(1, static_cast<int64_t>(kTaskNs / row_ns));
+  const size_t num_runs = static_cast<size_t>((num_rows + run - 1) / run);
+  return context.parallel_for(num_runs, static_cast<int64_t>(row_ns * static_cast<double>(num_rows)), [&](size_t i) {
+    const int64_t first = static_cast<int64_t>(i) * run;
+    for (int64_t row = first; row < std::min(first + run, num_rows); ++row) body(row);
+  });
+}
+
+// The attribute `rotation` of the ops that quantise.
+struct Rotation {
+  int64_t block = 0;
+
+  Status init(const Attributes& attributes) {
+    block = attributes.get("rotation", int64_t{0});
+    if (block >= 0 && (block & (block - 1)) == 0) return nullptr;
+    return error("rotation is %lld; it must be 0 or a power of two", static_cast<long long>(block));
+  }
+
+  Status check_width(int64_t width, const char* what) const {
+    if (width > kMaxQuantizedWidth) {
+      return error("%s has %lld channels; at most %lld keep integer sums within int32", what,
+                   static_cast<long long>(width), static_cast<long long>(kMaxQuantizedWidth));
+    }
+    if (block == 0 || width % block == 0) return nullptr;
+    return error("rotation %lld does not divide the %lld channels of %s", static_cast<long long>(block),
+                 static_cast<long long>(width), what);
+  }
+};
+
+// The outputs q and row_params, and the loop over their rows.
+struct QuantizedOutput {
+  int64_t num_rows = 0;
+  int64_t width = 0;
+  TensorView q;
+  TensorView row_params;
+
+  Status create(Context& context, size_t index, int64_t rows, int64_t channels) {
+    num_rows = rows;
+    width = channels;
+    CHAIRLIFT_TRY(context.output(index, {rows, channels}, &q));
+    return context.output(index + 1, {rows, 2}, &row_params);
+  }
+
+  // Calls body(row, QuantizedRow) for all rows.
+  template <class Body>
+  Status for_each(Context& context, const Rotation& rotation, double channel_ns, const Body& body) const {
+    std::atomic<bool> is_out_of_memory{false};
+    const double row_ns = channel_ns * static_cast<double>(std::max<int64_t>(width, 1));
+    CHAIRLIFT_TRY(for_rows(context, num_rows, row_ns, [&](int64_t row) {
+      void* memory = thread_scratch(static_cast<size_t>(width + kScratchPadding) * sizeof(float));
+      if (memory == nullptr) {
+        is_out_of_memory.store(true, std::memory_order_relaxed);
+        return;
+      }
+      body(row, QuantizedRow{width, rotation.block, static_cast<float*>(memory), q.as<uint8_t>() + row * width,
+                             row_params.as<RowParams>() + row});
+    }));
+    return is_out_of_memory ? error("no memory for a row of %lld floats", static_cast<long long>(width)) : nullptr;
+  }
+};
+
+// The inputs that describe the result of an integer GEMM: acc, row_params, col_scale, col_sum in a row, bias apart.
+struct GemmInput {
+  int64_t num_rows = 0;
+  int64_t width = 0;
+  const int32_t* acc = nullptr;
+  const RowParams* params = nullptr;
+  Columns columns{};
+
+  Status read(const Context& context, size_t index) {
+    TensorView tensor;
+    CHAIRLIFT_TRY(context.input(index, &tensor));
+    CHAIRLIFT_TRY(expect_rank(tensor, 2));
+    num_rows = tensor.dims[0];
+    width = tensor.dims[1];
+    acc = tensor.as<int32_t>();
+    CHAIRLIFT_TRY(context.input(index + 1, &tensor));
+    CHAIRLIFT_TRY(expect_shape(tensor, {num_rows, 2}));
+    params = tensor.as<RowParams>();
+    CHAIRLIFT_TRY(check_zero_points(tensor.name));
+    CHAIRLIFT_TRY(context.input(index + 2, &tensor));
+    CHAIRLIFT_TRY(expect_shape(tensor, {width}));
+    columns.scale = tensor.as<float>();
+    CHAIRLIFT_TRY(context.input(index + 3, &tensor));
+    CHAIRLIFT_TRY(expect_shape(tensor, {width}));
+    columns.sum = tensor.as<int32_t>();
+    return nullptr;
+  }
+
+  Status read_bias(const Context& context, size_t index) {
+    TensorView tensor;
+    CHAIRLIFT_TRY(context.input(index, &tensor));
+    if (!tensor.is_present) return nullptr;
+    CHAIRLIFT_TRY(expect_shape(tensor, {width}));
+    columns.bias = tensor.as<float>();
+    return nullptr;
+  }
+
+  GemmRow row(int64_t i) const { return {acc + i * width, params[i], columns}; }
+
+ private:
+  Status check_zero_points(const char* name) const {
+    for (int64_t i = 0; i < num_rows; ++i) {
+      const float zero_point = params[i].zero_point;
+      if (zero_point >= 0.0f && zero_point <= 255.0f) continue;
+      return error("'%s' row %lld has zero point %g; it must be within 0 and 255", name, static_cast<long long>(i),
+                   static_cast<double>(zero_point));
+    }
+    return nullptr;
+  }
+};
+
+}  // namespace chairlift
