@@ -1,8 +1,7 @@
 """A tiny random llama, exported in every weight format, and a way to run requests on an executor."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,7 @@ from safetensors.numpy import save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from graphs.export import export_model
-from service.core.scheduler import Scheduler, SchedulerConfig
-from service.core.types import Request, TokenLogprobs
-from service.executor.api import Executor
+from tests.stepping import Outcome, run_requests
 
 VOCAB_SIZE = 96
 NUM_LAYERS = 2
@@ -87,41 +84,6 @@ def tiny_export(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> C
         return folders[weight_format]
 
     return folder
-
-
-class Outcome:
-    """What became of the requests: tokens and logprobs by seq_id, and how often a sequence was preempted."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        self.logprobs: dict[int, list[TokenLogprobs]] = {}
-        self.num_preemptions = 0
-
-
-def run_requests(executor: Executor, requests: Sequence[Request], **limits: int) -> Outcome:
-    """Run `requests` to their ends under the real scheduler, within the executor's limits or the tighter `limits`."""
-    given = executor.limits
-    config = SchedulerConfig(
-        num_blocks=given.num_blocks,
-        block_size=given.block_size,
-        max_num_seqs=given.max_num_seqs,
-        max_num_batched_tokens=given.max_num_batched_tokens,
-        max_model_len=given.max_model_len,
-        watermark_fraction=0.0,
-    )
-    scheduler, outcome = Scheduler(replace(config, **limits)), Outcome()
-    for request in requests:
-        scheduler.add(request)
-        outcome.tokens[request.seq_id] = []
-        outcome.logprobs[request.seq_id] = []
-    while (plan := scheduler.plan(0)) is not None:
-        delta = scheduler.commit(plan, executor.dispatch(plan, scheduler.batch).wait())
-        for index, (seq_id, token_id) in enumerate(zip(delta.seq_ids.tolist(), delta.token_ids.tolist(), strict=True)):
-            outcome.tokens[seq_id].append(token_id)
-            if index in delta.logprobs:
-                outcome.logprobs[seq_id].append(delta.logprobs[index])
-    outcome.num_preemptions = scheduler.counters.num_preemptions
-    return outcome
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,43 @@
+"""Runs requests on an executor under the real scheduler, without the engine's thread."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from service.core.scheduler import Scheduler, SchedulerConfig
+from service.core.types import Request, TokenLogprobs
+from service.executor.api import Executor
+
+
+class Outcome:
+    """What became of the requests: tokens and logprobs by seq_id, and how often a sequence was preempted."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[TokenLogprobs]] = {}
+        self.num_preemptions = 0
+
+
+def run_requests(executor: Executor, requests: Sequence[Request], **limits: int) -> Outcome:
+    """Run `requests` to their ends under the real scheduler, within the executor's limits or the tighter `limits`."""
+    given = executor.limits
+    config = SchedulerConfig(
+        num_blocks=given.num_blocks,
+        block_size=given.block_size,
+        max_num_seqs=given.max_num_seqs,
+        max_num_batched_tokens=given.max_num_batched_tokens,
+        max_model_len=given.max_model_len,
+        watermark_fraction=0.0,
+    )
+    scheduler, outcome = Scheduler(replace(config, **limits)), Outcome()
+    for request in requests:
+        scheduler.add(request)
+        outcome.tokens[request.seq_id] = []
+        outcome.logprobs[request.seq_id] = []
+    while (plan := scheduler.plan(0)) is not None:
+        delta = scheduler.commit(plan, executor.dispatch(plan, scheduler.batch).wait())
+        for index, (seq_id, token_id) in enumerate(zip(delta.seq_ids.tolist(), delta.token_ids.tolist(), strict=True)):
+            outcome.tokens[seq_id].append(token_id)
+            if index in delta.logprobs:
+                outcome.logprobs[seq_id].append(delta.logprobs[index])
+    outcome.num_preemptions = scheduler.counters.num_preemptions
+    return outcome
