@@ -113,11 +113,11 @@ def test_ties_with_the_threshold_stay():
 
 @pytest.mark.parametrize("num_high", [3, 20, 60, 2000])
 def test_exactly_top_k_tokens_are_kept_where_the_logits_have_two_levels(num_high):
-    logits = np.zeros((500, 5000), np.float32)
-    high = np.random.default_rng(1).permutation(5000)[:num_high]
+    logits = np.zeros((100, 3000), np.float32)
+    high = np.random.default_rng(1).permutation(3000)[:num_high]
     logits[:, high] = 0.5
-    assert np.isin(sample(logits, position=np.arange(500), top_k=num_high), high).all()
-    assert not np.isin(sample(logits, position=np.arange(500), top_k=num_high + 1), high).all()
+    assert np.isin(sample(logits, position=np.arange(100), top_k=num_high), high).all()
+    assert not np.isin(sample(logits, position=np.arange(100), top_k=num_high + 1), high).all()  # now ties get in
 
 
 def test_tokens_at_minus_infinity_are_never_chosen():
