@@ -35,7 +35,7 @@ class Calibration:
     """What calibration saw at each GEMM's input, by its name: "layers.I.qkv", ..., "head"."""
 
     relative_rms: Mapping[str, Float64Array]  # [in_features]
-    second_moments: Mapping[str, Float32Array]  # [in_features, in_features] sum of x^T x; none: round to nearest
+    second_moments: Mapping[str, Float32Array]  # [in_features, in_features] sum; none: round to nearest
 
 
 def calibrate(source: TensorSource, tokenizer_path: Path, progress: Progress = silent) -> Calibration:
@@ -51,7 +51,11 @@ def calibrate(source: TensorSource, tokenizer_path: Path, progress: Progress = s
 
     def observe(name: str, x: Array) -> None:
         relative_rms(name, x)
-        product = np.asarray(x.T @ x, dtype=np.float32)
+        # Of x / rms(x), as above: a few tokens are a thousand times as large as the rest, and their errors matter no
+        # more, since the norms divide by that size.
+        rms = np.sqrt(np.mean(np.square(x), axis=1, keepdims=True))
+        relative = np.divide(x, rms, out=np.zeros_like(x), where=rms > 0)
+        product = np.asarray(relative.T @ relative, dtype=np.float32)
         if name in sums:
             sums[name] += product
         else:

@@ -35,7 +35,7 @@ class ExecutorSettings(BaseModel):
     )
     threads: int | None = Field(default=None, ge=1, description="threads of one step; unset: every usable processor")
     spin: Literal["off", "step"] = Field(
-        default="off", description="step: waiting threads spin while a step runs; quicker steps for more processor time"
+        default="step", description="step: threads wait up to 100 us for a step's next piece before they sleep"
     )
 
     def executor_config(self, model_dir: Path) -> ExecutorConfig:

@@ -7,6 +7,7 @@ namespace chairlift {
 namespace {
 
 constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kGroupsPerThread = 6;
 constexpr int64_t kTokensPerPreparation = 8;  // enough work to pay for handing out an index
 
 int64_t num_threads() {
@@ -93,7 +94,26 @@ void add_tasks(const AttentionCall& call, size_t index, int64_t fair_ns, float**
   }
 }
 
+// Groups of about equal cost. A group's tasks follow each other on one thread; only its first tile comes unfetched.
+void add_groups(const AttentionCall& call, AttentionPlan* plan) {
+  const int64_t group_ns = plan->attend_ns / (kGroupsPerThread * num_threads()) + 1;
+  int64_t sum_ns = 0;
+  for (size_t i = 0; i < plan->tasks.size(); ++i) {
+    const AttentionTask& task = plan->tasks[i];
+    const AttentionUnit& unit = plan->units[static_cast<size_t>(task.unit)];
+    sum_ns += unit_ns(call, unit) * task.num_splits / num_splits(unit);
+    if (sum_ns >= group_ns || i + 1 == plan->tasks.size()) {
+      plan->group_ends.push_back(i + 1);
+      sum_ns = 0;
+    }
+  }
+}
+
 }  // namespace
+
+int64_t task_start(const AttentionUnit& unit, const AttentionTask& task) {
+  return std::max(unit.kv_begin / kTileTokens * kTileTokens, int64_t{task.first_split} * kSplitTokens);
+}
 
 int32_t attention_tile_rows(int32_t padded_dim) { return std::min(kMaxTileRows, kMaxTileFloats / padded_dim / 6 * 6); }
 
@@ -101,6 +121,7 @@ void plan_attention(const AttentionCall& call, float* workspace, int64_t workspa
   plan->preparations.clear();
   plan->units.clear();
   plan->tasks.clear();
+  plan->group_ends.clear();
   plan->prepare_ns = 0;
   plan->attend_ns = 0;
   for (int32_t sequence = 0; sequence < call.num_seqs; ++sequence) add_units(call, sequence, plan);
@@ -111,6 +132,7 @@ void plan_attention(const AttentionCall& call, float* workspace, int64_t workspa
   }
   const int64_t fair_ns = plan->attend_ns / (kTasksPerThread * num_threads()) + 1;
   for (size_t i = 0; i < plan->units.size(); ++i) add_tasks(call, i, fair_ns, &workspace, &workspace_floats, plan);
+  add_groups(call, plan);
 }
 
 }  // namespace chairlift

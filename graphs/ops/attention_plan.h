@@ -15,6 +15,7 @@ struct AttentionPlan {
   std::vector<AttentionPreparation> preparations;
   std::vector<AttentionUnit> units;
   std::vector<AttentionTask> tasks;
+  std::vector<size_t> group_ends;  // tasks in a row that one thread takes together, so that it can prefetch
   std::unique_ptr<std::atomic<int32_t>[]> tasks_left;  // per unit; used for units of several tasks
   size_t tasks_left_capacity = 0;
   int64_t prepare_ns = 0;  // estimates for one thread: of all preparations
@@ -26,6 +27,9 @@ struct AttentionPlan {
 // decoding one) needs no preparation: that saves a fork and join, and relies on no other sequence reading a slot that
 // is written now.
 void plan_attention(const AttentionCall& call, float* workspace, int64_t workspace_floats, AttentionPlan* plan);
+
+// Position of the first tile that a task reads.
+int64_t task_start(const AttentionUnit& unit, const AttentionTask& task);
 
 // Rows that one unit may have at this (padded) head dimension.
 int32_t attention_tile_rows(int32_t padded_dim);

@@ -219,13 +219,21 @@ Status PagedAttention::run(Context& context, const AttentionCall& call, const Te
       }
     }
   }));
-  return context.parallel_for(mine.tasks.size(), mine.attend_ns, [&](size_t index) {
-    const AttentionTask& task = mine.tasks[index];
-    const AttentionUnit& unit = mine.units[static_cast<size_t>(task.unit)];
-    kernels.attend(call, unit, task);
-    // The last task of a cut unit to finish combines the partials; release and acquire make the others' visible.
-    if (unit.num_tasks > 1 && mine.tasks_left[task.unit].fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      kernels.fold(call, unit);
+  return context.parallel_for(mine.group_ends.size(), mine.attend_ns, [&](size_t group) {
+    const size_t end = mine.group_ends[group];
+    for (size_t i = group > 0 ? mine.group_ends[group - 1] : 0; i < end; ++i) {
+      const AttentionTask& task = mine.tasks[i];
+      const AttentionUnit& unit = mine.units[static_cast<size_t>(task.unit)];
+      FollowingTask following{};
+      if (i + 1 < end) {
+        following.unit = &mine.units[static_cast<size_t>(mine.tasks[i + 1].unit)];
+        following.start = task_start(*following.unit, mine.tasks[i + 1]);
+      }
+      kernels.attend(call, unit, task, i + 1 < end ? &following : nullptr);
+      // The last task of a cut unit to finish combines the partials; release and acquire make the others' visible.
+      if (unit.num_tasks > 1 && mine.tasks_left[task.unit].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        kernels.fold(call, unit);
+      }
     }
   });
 }

@@ -82,6 +82,12 @@ struct AttentionTask {
   int32_t num_splits;
 };
 
+// Where a task that comes next begins to read KV.
+struct FollowingTask {
+  const AttentionUnit* unit;
+  int64_t start;  // position of its first tile
+};
+
 // Tokens [first_token, first_token + num_tokens) at some kv heads, to be prepared before any unit starts.
 struct AttentionPreparation {
   int64_t first_token;
@@ -96,8 +102,8 @@ struct AttentionKernels {
   // and value to the token's slot. Tokens past the last sequence get zeros in `out`.
   void (*prepare)(const AttentionCall&, int64_t token, int32_t kv_head);
   // Attention of a unit over the task's splits: into `out`, or into the unit's partials; after preparing, if the unit
-  // does that.
-  void (*attend)(const AttentionCall&, const AttentionUnit&, const AttentionTask&);
+  // does that. `following` (or null) is the task that this thread takes up next: its first tile is prefetched.
+  void (*attend)(const AttentionCall&, const AttentionUnit&, const AttentionTask&, const FollowingTask* following);
   // Combines all partials of a unit, in order, into `out`.
   void (*fold)(const AttentionCall&, const AttentionUnit&);
 };

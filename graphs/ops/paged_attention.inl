@@ -82,10 +82,11 @@ void attend_tile_many(const AttentionCall& call, const UnitRows& rows, const Til
                  call.padded_dim / kLanes, states->o, call.padded_dim);
 }
 
-// Attention over one split, from a fresh state. The next split's first tile is prefetched as well.
+// Attention over one split, from a fresh state. What the thread reads after it is prefetched as well: the next split's
+// first tile, or at `task_end` the following task's.
 template <class Kv>
 void attend_split(const AttentionCall& call, const AttentionUnit& unit, const UnitRows& rows, int64_t split,
-                  int64_t task_end, Scratch* scratch, RowStates* states) {
+                  int64_t task_end, const FollowingTask* following, Scratch* scratch, RowStates* states) {
   reset(call, rows.count, states);
   const int64_t first = unit.kv_begin / kTileTokens * kTileTokens;
   const int64_t split_begin = split * kSplitTokens;
@@ -99,6 +100,9 @@ void attend_split(const AttentionCall& call, const AttentionUnit& unit, const Un
     if (start + kTileTokens < task_end) {
       next = &scratch->tiles[1 - current];
       locate_tile<Kv>(call, unit, start + kTileTokens, next);
+    } else if (following != nullptr) {
+      next = &scratch->tiles[1 - current];
+      locate_tile<Kv>(call, *following->unit, following->start, next);
     }
     TileTokens* tile = &scratch->tiles[current];
     if constexpr (Kv::kHasScales) load_scales(call, tile);
@@ -133,7 +137,8 @@ void write_rows(const AttentionCall& call, const UnitRows& rows, const RowStates
 }
 
 template <class Kv>
-void attend_task(const AttentionCall& call, const AttentionUnit& unit, const AttentionTask& task) {
+void attend_task(const AttentionCall& call, const AttentionUnit& unit, const AttentionTask& task,
+                 const FollowingTask* following) {
   if (unit.prepares) {
     for (int64_t token = call.cu_seqlens[unit.sequence]; token < call.cu_seqlens[unit.sequence + 1]; ++token) {
       prepare(call, token, unit.kv_head);
@@ -148,7 +153,7 @@ void attend_task(const AttentionCall& call, const AttentionUnit& unit, const Att
   const int64_t split_end = task.first_split + task.num_splits;
   const int64_t task_end = split_end * kSplitTokens < unit.kv_end ? split_end * kSplitTokens : unit.kv_end;
   for (int64_t split = task.first_split; split < split_end; ++split) {
-    attend_split<Kv>(call, unit, rows, split, task_end, &scratch, &states);
+    attend_split<Kv>(call, unit, rows, split, task_end, following, &scratch, &states);
     if (unit.partials != nullptr) {
       float* partial = partial_of(call, unit, split);
       const size_t num_floats = static_cast<size_t>(rows.count) * call.padded_dim;
@@ -163,11 +168,12 @@ void attend_task(const AttentionCall& call, const AttentionUnit& unit, const Att
   if (unit.partials == nullptr) write_rows(call, rows, task.num_splits > 1 ? sum : states);
 }
 
-void attend(const AttentionCall& call, const AttentionUnit& unit, const AttentionTask& task) {
+void attend(const AttentionCall& call, const AttentionUnit& unit, const AttentionTask& task,
+            const FollowingTask* following) {
   switch (call.kv_type) {
-    case KvType::float32: attend_task<KvFloat32>(call, unit, task); break;
-    case KvType::float16: attend_task<KvFloat16>(call, unit, task); break;
-    case KvType::int8: attend_task<KvInt8>(call, unit, task); break;
+    case KvType::float32: attend_task<KvFloat32>(call, unit, task, following); break;
+    case KvType::float16: attend_task<KvFloat16>(call, unit, task, following); break;
+    case KvType::int8: attend_task<KvInt8>(call, unit, task, following); break;
   }
 }
 

@@ -68,7 +68,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--kv-dtype", default="auto", choices=("auto", *KvDtype), help="element type of the KV buffer")
     parser.add_argument("--block-size", type=int, default=16, metavar="N", help="token positions per block")
     parser.add_argument("--threads", type=int, default=None, metavar="N", help="threads of one step")
-    parser.add_argument("--spin", default="off", choices=("off", "step"), help="let waiting threads spin in a step")
+    parser.add_argument("--spin", default="step", choices=("off", "step"), help="whether a step's threads spin")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
 
 

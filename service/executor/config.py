@@ -18,5 +18,5 @@ class ExecutorConfig:
     max_num_batched_tokens: int = 512  # tokens of one step
     max_model_len: int | None = None  # tokens of one sequence; None: the model's context length
     num_threads: int | None = None  # None: as many processors as affinity and control groups allow
-    spin: Literal["off", "step"] = "off"  # "step": worker threads spin while a step runs, and only then
+    spin: Literal["off", "step"] = "step"  # "step": worker threads spin briefly while a step runs, and only then
     profile_path: Path | None = None  # prefix of a file that gets the time of every graph node; slows every step
