@@ -72,7 +72,11 @@ def export_model(
     _require_replaceable(out, overwrite)
     opened = open_source(source)
     with _staging_folder(out) as folder:
-        write_tokenizer(opened.path, folder)
+        tokenizer = write_tokenizer(opened.path, folder)
+        if tokenizer.vocab_size > opened.spec.vocab_size:
+            raise ExportError(
+                f"{source}: the tokenizer knows {tokenizer.vocab_size} ids, the model only {opened.spec.vocab_size}"
+            )
         write_graphs(opened, folder, weight_format, progress)
         progress("verifying", 0, 1)
         verification = verify_export(folder, opened, weight_format)

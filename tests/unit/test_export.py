@@ -122,6 +122,22 @@ def test_a_source_without_tokenizer_is_refused(tmp_path: Path):
     assert names(tmp_path / "models") == []
 
 
+def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(tmp_path: Path):
+    folder = write_source(tmp_path / "source", vocab_size=255)
+    with pytest.raises(ExportError, match="the tokenizer knows 256 ids, the model only 255"):
+        export_model(folder, tmp_path / "tiny", "float32")
+
+
+def test_a_context_too_short_to_verify_is_named(tmp_path: Path):
+    for context_length in (8, 7):
+        folder = write_source(tmp_path / f"source{context_length}", max_position_embeddings=context_length)
+        if context_length == 8:
+            export_model(folder, tmp_path / "tiny", "float32")
+        else:
+            with pytest.raises(ExportError, match="context_length: 7 is too short"):
+                export_model(folder, tmp_path / "short", "float32")
+
+
 def test_weights_too_large_for_float16_are_refused(tmp_path: Path):
     from tests.unit.tiny_models import hf_tensors, tiny_config, write_hf
 

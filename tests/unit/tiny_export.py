@@ -22,7 +22,7 @@ def write_tokenizer_json(folder: Path) -> None:
 
 def write_source(folder: Path, poison: str | None = None, **changes: object) -> Path:
     """Write the model; the tensor `poison`, if given, holds a value that cannot be exported."""
-    config = tiny_config(vocab_size=VOCAB_SIZE, **changes)
+    config = tiny_config(**({"vocab_size": VOCAB_SIZE} | changes))
     tensors = hf_tensors(config)
     if poison is not None:
         tensors[poison].flat[0] = np.nan
