@@ -1,13 +1,9 @@
 """Turns a model's file into a model folder: graphs, weights, tokenizer, manifest, all verified."""
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import file_digest
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Final
 
 import onnx
@@ -20,7 +16,6 @@ from graphs.gguf_tokenizer import write_tokenizer
 from graphs.manifest import (
     CHAT_TEMPLATE_NAME,
     DECODE_NAME,
-    MANIFEST_NAME,
     PREFILL_NAME,
     REQUIRED_FILES,
     TOKENIZER_NAME,
@@ -33,6 +28,7 @@ from graphs.manifest import (
 from graphs.plain_store import PlainStore
 from graphs.progress import Progress, silent
 from graphs.spec import ModelSpec
+from graphs.staging import publish, require_replaceable, staging_folder
 from graphs.tensors import TensorSource
 from graphs.verify import Verification, verify_export
 from graphs.weight_file import WeightFile
@@ -40,7 +36,6 @@ from graphs.weights import open_source
 
 _TOOLS: Final = ("chairlift", "onnx", "onnxruntime-gpu", "onnxruntime", "numpy", "gguf", "tokenizers")
 _GRAPH_FILES: Final[dict[GraphKind, str]] = {"prefill": PREFILL_NAME, "decode": DECODE_NAME}
-_FOLDER_MODE: Final = 0o755
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +64,9 @@ def export_model(
     """
     if weight_format not in WEIGHT_FORMATS:
         raise ExportError(f"weight format: {weight_format!r} is not allowed: one of {', '.join(WEIGHT_FORMATS)}")
-    _require_replaceable(out, overwrite)
+    require_replaceable(out, overwrite)
     opened = open_source(source)
-    with _staging_folder(out) as folder:
+    with staging_folder(out) as folder:
         tokenizer = write_tokenizer(opened.path, folder)
         if tokenizer.vocab_size > opened.spec.vocab_size:
             raise ExportError(
@@ -83,7 +78,7 @@ def export_model(
         progress("verifying", 1, 1)
         manifest = _describe(opened, folder, weight_format)
         manifest.save(folder)
-        _publish(folder, out)
+        publish(folder, out)
     return ExportResult(out, manifest, verification)
 
 
@@ -109,49 +104,6 @@ def write_graphs(source: TensorSource, folder: Path, weight_format: str, progres
             onnx.save(build_decoder(kind, spec, weights, file), folder / name)
     for name in _GRAPH_FILES.values():
         onnx.checker.check_model(str(folder / name))
-
-
-def _require_replaceable(out: Path, overwrite: bool) -> None:
-    """Raise ExportError unless `out` is absent, an empty folder, or a model folder that may be replaced."""
-    if not out.exists() and not out.is_symlink():
-        return
-    if not out.is_dir():
-        raise ExportError(f"{out}: exists and is not a folder")
-    if (out / MANIFEST_NAME).is_file():
-        if not overwrite:
-            raise ExportError(f"{out}: is a model folder already; overwrite it or choose another")
-    elif any(out.iterdir()):
-        raise ExportError(f"{out}: exists and is not a model folder; it is left alone")
-
-
-@contextmanager
-def _staging_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside `out`, gone when the `with` ends unless it was renamed."""
-    parent = out.resolve().parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=parent))
-    except OSError as error:
-        raise ExportError(f"{out}: cannot be written: {error}") from error
-    try:
-        yield folder
-    except OSError as error:
-        raise ExportError(f"{out}: export failed: {error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _publish(folder: Path, out: Path) -> None:
-    """Put the finished `folder` in the place of `out`; what was there is removed last."""
-    folder.chmod(_FOLDER_MODE)
-    out = out.resolve()
-    if not out.exists():
-        folder.rename(out)
-        return
-    old = Path(mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
-    out.replace(old)
-    folder.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _describe(source: TensorSource, folder: Path, weight_format: str) -> Manifest:

@@ -1,5 +1,6 @@
 """An export is whole and verified, or it is not there."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,19 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path, source: Path):
     with pytest.raises(KeyboardInterrupt):
         export_model(source, tmp_path / "models" / "tiny", "int8", progress=interrupt)
     assert names(tmp_path / "models") == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminated_export_leaves_nothing(tmp_path: Path, source: Path, number: signal.Signals):
+    def terminate(stage: str, num_done: int, num_parts: int) -> None:
+        if (stage, num_done) == ("writing weights", 2):
+            signal.raise_signal(number)
+
+    with pytest.raises(SystemExit) as ended:
+        export_model(source, tmp_path / "models" / "tiny", "float32", progress=terminate)
+    assert ended.value.code == 128 + number
+    assert names(tmp_path / "models") == []
+    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def test_a_failed_export_leaves_the_old_folder_as_it_was(tmp_path: Path, source: Path):
