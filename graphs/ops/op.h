@@ -97,7 +97,7 @@ class Attributes {
 
 // Fork and join of the runtime's thread pool costs 2 us while its threads spin, 10 to 15 us when they sleep: less work
 // than this runs inline.
-constexpr int64_t kInlineNs = 5'000;
+constexpr int64_t kInlineNs = 3'000;
 
 // One call of a kernel. Valid during `compute` only.
 class Context {

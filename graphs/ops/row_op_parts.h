@@ -10,7 +10,7 @@
 
 namespace chairlift {
 
-constexpr double kTaskNs = 5000.0;  // aimed at per task of a fork: enough to hide handing it out
+constexpr double kTaskNs = 2500.0;  // aimed at per task of a fork: enough to hide handing it out
 
 // Calls body(row) for all rows, in parallel in runs of rows when there is enough to do.
 template <class Body>
