@@ -85,6 +85,7 @@ class GatedExecutor:
         self.errors: list[Exception] = []  # raised by the next steps, first one first
         self.num_steps = 0  # dispatched
         self.warm_up_error: Exception | None = None
+        self.close_error: Exception | None = None
         self.is_closed = False
         self._inner = SimulatedExecutor(limits, VOCAB_SIZE)
         self._gate = threading.Condition()
@@ -115,6 +116,8 @@ class GatedExecutor:
 
     def close(self) -> None:
         self.is_closed = True
+        if self.close_error is not None:
+            raise self.close_error
 
 
 @dataclass

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable
+from contextlib import closing
 
 from service.clock import Clock
 from service.core.scheduler import Scheduler
@@ -152,24 +153,24 @@ class Engine:
         """The engine thread."""
         error: Exception | None = None
         try:
-            self._executor.warm_up()
-            report_warm()
-            steps = EngineLoop(
-                self._scheduler,
-                self._executor,
-                self._inbox,
-                self._router,
-                settings=self._settings,
-                clock=self._clock,
-                heartbeat=self._heartbeat,
-                observer=self._observer,
-            )
-            steps.run()
+            with closing(self._executor):
+                self._executor.warm_up()
+                report_warm()
+                steps = EngineLoop(
+                    self._scheduler,
+                    self._executor,
+                    self._inbox,
+                    self._router,
+                    settings=self._settings,
+                    clock=self._clock,
+                    heartbeat=self._heartbeat,
+                    observer=self._observer,
+                )
+                steps.run()
         except Exception as fault:
             error = fault
             self._observer.on_death(fault)
         finally:
-            self._executor.close()
             loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: Exception | None) -> None:

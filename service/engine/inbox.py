@@ -12,7 +12,7 @@ FULL_RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What gathered since the last take. Requests are to be added before cancels are applied."""
+    """What gathered since the last take. A request that is among the cancelled ones is not to be started."""
 
     requests: tuple[Request, ...]
     cancelled_seq_ids: tuple[int, ...]

@@ -38,22 +38,27 @@ class EngineLoop:
             self._step()
 
     def _next_commands(self) -> Commands:
+        if not self.scheduler.has_work:
+            self.num_failures = 0  # the step that failed is gone with its sequences
+            self.heartbeat.rest()
+            return self.inbox.wait()
         if self.num_failures:
             return self.inbox.wait(self.settings.retry_pause_s * 2 ** (self.num_failures - 1))
-        if self.scheduler.has_work:
-            return self.inbox.take()
-        self.heartbeat.rest()
-        return self.inbox.wait()
+        return self.inbox.take()
 
     def _apply(self, commands: Commands) -> bool:
         """Bring the commands to the scheduler. True when the loop is to end."""
+        # Cancels go first: the front side has given their room in the queue away already.
+        for seq_id in commands.cancelled_seq_ids:
+            self.scheduler.cancel(seq_id)
+        cancelled = frozenset(commands.cancelled_seq_ids)
         for request in commands.requests:
+            if request.seq_id in cancelled:
+                continue
             try:
                 self.scheduler.add(request)
             except ChairliftError as error:
                 self.router.fail(request.seq_id, error)
-        for seq_id in commands.cancelled_seq_ids:
-            self.scheduler.cancel(seq_id)
         return commands.is_closed
 
     def _step(self) -> None:

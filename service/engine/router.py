@@ -16,7 +16,7 @@ _FAILURES: dict[int, Callable[[], ChairliftError]] = {
 
 
 class OutputRouter:
-    """Owns the open streams. `publish`, `fail` and `fail_all` are for the engine thread, the rest for the loop's.
+    """Owns the open streams. `publish` and `fail` are for the engine thread, the rest for the loop's.
 
     Each call from the engine thread costs one `call_soon_threadsafe`, however many sequences it concerns.
     `on_abandoned` is called on the loop's thread with the sequence whose stream ended before its sequence did.

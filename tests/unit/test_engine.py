@@ -58,6 +58,56 @@ def test_close_ends_open_streams_and_frees_the_executor() -> None:
     run_async(main())
 
 
+def test_executor_that_cannot_close_does_not_keep_the_engine_from_ending() -> None:
+    async def main() -> None:
+        async with served_toy() as toy:
+            toy.executor.close_error = ValueError("stuck")
+            await toy.engine.close()
+            assert (str(await toy.engine.wait_ended()), toy.engine.state) == ("stuck", EngineState.DEAD)
+
+    run_async(main())
+
+
+def test_room_of_cancelled_requests_goes_to_new_ones_within_one_step() -> None:
+    """The queue is refilled while the step that would have taken notice of the cancels is still running."""
+
+    async def main() -> None:
+        num_waiting = 20
+        async with served_toy(settings=EngineSettings(max_waiting_requests=num_waiting)) as toy:
+            toy.executor.close_gate()
+            first = toy.engine.submit(PROMPT_IDS, GREEDY)
+            await eventually(lambda: toy.scheduler.counters.num_submitted == 1)
+            old = [toy.engine.submit(PROMPT_IDS, GREEDY) for _ in range(num_waiting - 1)]
+            toy.executor.allow(1)
+            await anext(first)
+            await eventually(lambda: toy.scheduler.counters.num_submitted == num_waiting)
+            for stream in old:
+                toy.engine.cancel(stream.seq_id)
+            new = [toy.engine.submit(PROMPT_IDS, GREEDY) for _ in range(num_waiting)]
+            toy.executor.allow(999)
+            answers = [[token_id async for batch in stream for token_id in batch.token_ids] for stream in new]
+        assert answers == [toy_output(PROMPT, 6)] * num_waiting
+
+    run_async(main())
+
+
+def test_failures_are_forgotten_with_the_sequences_that_met_them() -> None:
+    async def main() -> None:
+        passing = ExecutorError("passing", is_transient=True)
+        settings = EngineSettings(max_step_retries=1, retry_pause_s=1000.0)
+        async with served_toy(settings=settings) as toy:
+            for _ in range(3):
+                toy.executor.errors.append(passing)
+                stream = toy.engine.submit(PROMPT_IDS, GREEDY)
+                await eventually(lambda: not toy.executor.errors)
+                toy.engine.cancel(stream.seq_id)
+                await eventually(lambda: not toy.scheduler.has_work)
+            token_ids = [i async for batch in toy.engine.submit(PROMPT_IDS, GREEDY) for i in batch.token_ids]
+        assert token_ids == toy_output(PROMPT, 6)
+
+    run_async(main())
+
+
 def test_draining_engine_finishes_what_it_has() -> None:
     async def main() -> None:
         async with served_toy() as toy:
