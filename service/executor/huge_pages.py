@@ -43,7 +43,7 @@ def _filled_mappings() -> list[tuple[int, int]]:
     """Address ranges of writable anonymous mappings of at least one huge page that are nearly all resident."""
     text = ""
     with contextlib.suppress(OSError):
-        text = Path("/proc/self/smaps").read_text("ascii")
+        text = Path("/proc/self/smaps").read_text("utf-8", "replace")  # paths of mapped files are any bytes
     mappings = []
     for block in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", text):
         header, _, fields = block.partition("\n")

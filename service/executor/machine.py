@@ -91,6 +91,6 @@ def _memory_rest_bytes(group: Path) -> int | None:
 def _read(path: Path) -> str:
     """The file's text, or nothing: a kernel without this file has no such limit."""
     try:
-        return path.read_text("ascii")
+        return path.read_text("utf-8", "surrogateescape")  # names of groups are any bytes
     except OSError:
         return ""

@@ -25,6 +25,13 @@ def test_filled_memory_keeps_its_content_and_sparse_memory_stays_sparse() -> Non
     sparse.close()
 
 
+def test_mapped_file_may_have_any_name(tmp_path: Path) -> None:
+    path = tmp_path / "modèle.bin"
+    path.write_bytes(bytes(4096))
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        assert collapse_anonymous_memory() >= 0
+
+
 def test_a_system_without_it_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages.sys, "platform", "darwin")
     assert collapse_anonymous_memory() == 0

@@ -13,7 +13,7 @@ GIB = 2**30
 def write(root: Path, files: dict[str, str]) -> Path:
     for name, text in {"proc/meminfo": f"MemTotal: 99 kB\nMemAvailable: {64 * GIB // 1024} kB\n", **files}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+        (root / name).write_text(text, "utf-8")
     return root
 
 
@@ -36,6 +36,7 @@ V1 = {"proc/self/cgroup": "4:memory:/pod/box\n2:cpu,cpuacct:/pod/box\n"}
         ({**V2, "sys/fs/cgroup/pod/box/cpu.max": "50000 100000\n"}, 1),
         ({**V2, "sys/fs/cgroup/pod/cpu.max": "200000 100000\n", "sys/fs/cgroup/pod/box/cpu.max": "max 100000\n"}, 2),
         ({**V2, "sys/fs/cgroup/cpu.max": "400000 100000\n"}, 4),
+        ({"proc/self/cgroup": "0::/kästchen\n", "sys/fs/cgroup/kästchen/cpu.max": "200000 100000\n"}, 2),
         (
             {
                 **V1,
