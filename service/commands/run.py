@@ -62,7 +62,7 @@ async def _run(args: Namespace) -> None:
     if args.output.exists() and args.output.samefile(args.requests):
         raise ConfigError(f"{args.output}: is the file of requests")
     folder = model_folder(args.model, args.weights)
-    with args.requests.open(encoding="utf-8", errors="replace") as requests, args.output.open("w") as output:
+    with args.requests.open(encoding="utf-8", errors="replace") as requests, open_results(args.output) as output:
         model = load_model(folder, executor, OFFLINE, EngineLog())
         await model.start()
         try:
@@ -71,6 +71,11 @@ async def _run(args: Namespace) -> None:
         finally:
             await model.engine.close()
     print(tally.summary(), file=sys.stderr)
+
+
+def open_results(path: Path) -> TextIO:
+    """Create the file of results. Half a surrogate pair, which JSON can hold and UTF-8 cannot, is written escaped."""
+    return path.open("w", encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 @dataclass

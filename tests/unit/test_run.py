@@ -2,10 +2,12 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
-from service.commands.run import BatchRun
+from service.commands.request_lines import error_line
+from service.commands.run import BatchRun, open_results
 from service.errors import EngineDeadError, ExecutorError
 from tests.doubles import PROMPT, run_async, served_toy, toy_output, toy_text
 
@@ -64,3 +66,10 @@ def test_dead_engine_ends_the_run() -> None:
                 await BatchRun(toy.frontend, io.StringIO(), max_in_flight=4).answer(io.StringIO(lines))
 
     run_async(main())
+
+
+@pytest.mark.parametrize("line_id", ["naïve ☃", "half a pair: \ud800"])
+def test_id_of_any_characters_comes_back_as_it_was(line_id: str, tmp_path: Path) -> None:
+    with open_results(tmp_path / "out.jsonl") as output:
+        output.write(error_line(line_id, ExecutorError("no")))
+    assert json.loads((tmp_path / "out.jsonl").read_bytes())["id"] == line_id
