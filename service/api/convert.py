@@ -42,16 +42,19 @@ def params_of(sampling: pb.SamplingParams) -> GenerationParams:
 
 
 def request_message(prompt: Prompt, params: GenerationParams) -> pb.GenerateRequest:
-    """The request that `prompt_of` and `params_of` read back. Raises InvalidRequestError as `sampling_message` does."""
+    """The request that the two above read back. Raises InvalidRequestError for what protobuf cannot carry."""
     request = pb.GenerateRequest(sampling=sampling_message(params))
-    if isinstance(prompt, TextPrompt):
-        request.text = prompt.text
-    elif isinstance(prompt, TokenPrompt):
-        request.token_ids.ids.extend(prompt.token_ids)
-    else:
-        request.messages.messages.extend(
-            pb.ChatMessage(role=role, content=content) for role, content in prompt.messages
-        )
+    try:
+        if isinstance(prompt, TextPrompt):
+            request.text = prompt.text
+        elif isinstance(prompt, TokenPrompt):
+            request.token_ids.ids.extend(prompt.token_ids)
+        else:
+            request.messages.messages.extend(
+                pb.ChatMessage(role=role, content=content) for role, content in prompt.messages
+            )
+    except ValueError as error:
+        raise InvalidRequestError("prompt", type(prompt).__name__, str(error)) from error
     return request
 
 

@@ -61,7 +61,7 @@ class Server:
         try:
             _try_to_bind(host, port)
             return self._server.add_insecure_port(address)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, UnicodeError) as error:  # the last: a host that is no name
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise ConfigError(f"cannot listen on {address}: {reason}") from error
 

@@ -16,6 +16,7 @@ from service.errors import InvalidRequestError, UnknownModelError
 
 REQUEST_ID_KEY = "x-request-id"
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # visible ASCII: it goes into metadata and logs
+_MAX_SHOWN_CHARS = 128  # of a caller's text in an error: the status travels in metadata, which clients bound
 
 log = structlog.get_logger("chairlift.api")
 
@@ -131,7 +132,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
     async def _submit(self, request: pb.GenerateRequest) -> Generation:
         served = self._frontend.limits.model_name
         if request.model and request.model != served:
-            raise UnknownModelError(request.model, served)
+            raise UnknownModelError(request.model[:_MAX_SHOWN_CHARS], served)
         return await self._frontend.submit(prompt_of(request), params_of(request.sampling))
 
     def _started(self, call: Call, generation: Generation) -> pb.GenerateResponse:

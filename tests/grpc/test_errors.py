@@ -96,6 +96,17 @@ def test_unknown_model_is_not_found() -> None:
     run_async(main())
 
 
+def test_long_name_of_an_unknown_model_fits_the_metadata() -> None:
+    async def main() -> None:
+        request = request_for()
+        request.model = "ü" * 100_000
+        async with connected_toy() as toy:
+            error = await error_of(toy, request)
+        assert (error.code(), reason_of(error)) == (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL")
+
+    run_async(main())
+
+
 def test_request_larger_than_the_kv_buffer_is_failed_precondition() -> None:
     """Four blocks of four: 3 + 14 - 1 token positions fit, one more does not."""
 

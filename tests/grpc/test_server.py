@@ -41,6 +41,14 @@ def test_port_in_use_is_a_config_error_that_names_it() -> None:
     run_async(main())
 
 
+def test_host_that_is_no_name_is_a_config_error() -> None:
+    async def main() -> None:
+        with pytest.raises(ConfigError, match="cannot listen"):
+            Server(ServerSettings(host="x" * 64, port=0)).bind()
+
+    run_async(main())
+
+
 def test_serving_server_is_alive_and_ready() -> None:
     async def main() -> None:
         async with connected_toy() as toy:

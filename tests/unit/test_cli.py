@@ -118,3 +118,9 @@ def test_server_that_is_not_there_is_one_line_and_2() -> None:
     assert done.stderr.startswith(f"chairlift generate: {target}: UNAVAILABLE")
     assert len(done.stderr.splitlines()) == 1
     assert (health.returncode, health.stderr) == (1, f"{target}: UNAVAILABLE\n")
+
+
+def test_prompt_that_is_no_text_is_one_line_and_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """A byte that is not UTF-8 arrives in an argument as half a surrogate pair."""
+    assert cli.main(["generate", "--target", "127.0.0.1:1", "\udcff"]) == 2
+    assert capsys.readouterr().err.startswith("chairlift generate: prompt: ")
