@@ -3,7 +3,7 @@ default; CHAIRLIFT_KV_MEMORY sets what --kv-memory sets. The only place that rea
 """
 
 import os
-from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
@@ -111,8 +111,6 @@ def printable(settings: Sequence[BaseModel]) -> dict[str, object]:
 
 def _argument_type(field: FieldInfo) -> dict[str, Any]:
     annotation = field.annotation
-    if annotation is bool:
-        return {"action": BooleanOptionalAction}
     if get_origin(annotation) is Literal:
         return {"choices": get_args(annotation)}
     kinds = {int: "N", float: "X", str: "VALUE"}
