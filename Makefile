@@ -35,8 +35,9 @@ $(MODEL)/manifest.json: $(VENV)/installed $(wildcard graphs/*.py)
 	$(BIN)/chairlift export models/SmolLM2-135M-Instruct.Q4_1.gguf --out $(MODEL) --overwrite
 	@touch $@
 
+export QUESTION
 demo: $(MODEL)/manifest.json ## Serve a real model, stream an answer to a question, stop the server
-	@BIN=$(BIN) MODEL=$(MODEL) PORT=$(DEMO_PORT) QUESTION="$(QUESTION)" bash tests/demo.sh
+	@BIN=$(BIN) MODEL=$(MODEL) PORT=$(DEMO_PORT) bash tests/demo.sh
 
 lint: setup ## Style of every file
 	$(BIN)/ruff check .

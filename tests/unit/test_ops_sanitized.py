@@ -11,6 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 # Kept between runs, so that only what changed is compiled again; too deep for library_path() to find it.
 BUILD = ROOT / "build" / "tests" / "sanitized"
+# A virtual environment's own cmake and ninja come first.
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+CMAKE = shutil.which("cmake", path=PATH)
 TESTS = ("test_paged_attention.py", "test_paged_attention_errors.py", "test_row_ops.py", "test_sample_rows.py")
 
 
@@ -35,13 +38,13 @@ def runtime_library(name: str) -> str:
     ).stdout.strip()
 
 
-@pytest.mark.skipif(shutil.which("g++") is None or shutil.which("cmake") is None, reason="needs g++ and cmake")
+@pytest.mark.skipif(shutil.which("g++") is None or CMAKE is None, reason="needs g++ and cmake")
 def test_sanitizers_find_nothing_in_the_ops() -> None:
     if not Path(runtime_library("libasan.so")).is_file():
         pytest.skip("this g++ has no libasan")
     flags = ("-DCHAIRLIFT_SANITIZE=address,undefined", "-DCHAIRLIFT_PROTO=OFF")
-    run("cmake", "-S", ROOT / "graphs" / "ops", "-B", BUILD, "-DCMAKE_CXX_COMPILER=g++", *flags)
-    run("cmake", "--build", BUILD, "--parallel", "2")
+    run(CMAKE, "-S", ROOT / "graphs" / "ops", "-B", BUILD, "-DCMAKE_CXX_COMPILER=g++", *flags)
+    run(CMAKE, "--build", BUILD, "--parallel", "2")
     # The interpreter is not built with it, so the sanitizer must be loaded before everything else, and before the C++
     # library whose exceptions it intercepts. Leaks are Python's and the runtime's own: they free little at exit.
     preloaded = f"{runtime_library('libasan.so')} {runtime_library('libstdc++.so')}"
