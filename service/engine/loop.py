@@ -19,7 +19,8 @@ class EngineLoop:
     """Runs steps until the inbox is closed. Everything here belongs to the engine thread.
 
     An idle loop sleeps in the inbox. A transient executor error aborts the step, which is planned again after a
-    pause, at most `max_step_retries` times in a row; any other error ends `run` with that error.
+    pause, at most `max_step_retries` times in a row; any other error ends `run` with that error. Commands that come
+    during the pause are applied, and do not shorten it.
     """
 
     scheduler: Scheduler
@@ -31,19 +32,21 @@ class EngineLoop:
     heartbeat: Heartbeat
     observer: EngineObserver
     num_failures: int = 0  # in a row
+    retry_ns: int = 0  # no step begins before this time of the clock
 
     def run(self) -> None:
         """Serve until the inbox is closed; the step in flight is finished first."""
         while not self._apply(self._next_commands()):
-            self._step()
+            if self.clock.now_ns() >= self.retry_ns:
+                self._step()
 
     def _next_commands(self) -> Commands:
         if not self.scheduler.has_work:
-            self.num_failures = 0  # the step that failed is gone with its sequences
+            self.num_failures = self.retry_ns = 0  # the step that failed is gone with its sequences
             self.heartbeat.rest()
             return self.inbox.wait()
         if self.num_failures:
-            return self.inbox.wait(self.settings.retry_pause_s * 2 ** (self.num_failures - 1))
+            return self.inbox.wait(max(0, self.retry_ns - self.clock.now_ns()) / 1e9)
         return self.inbox.take()
 
     def _apply(self, commands: Commands) -> bool:
@@ -88,3 +91,5 @@ class EngineLoop:
         self.observer.on_step_failed(plan.step_id, error, will_retry=will_retry)
         if not will_retry:
             raise error
+        pause_s = self.settings.retry_pause_s * 2 ** (self.num_failures - 1)
+        self.retry_ns = self.clock.now_ns() + round(pause_s * 1e9)

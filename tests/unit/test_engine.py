@@ -108,6 +108,22 @@ def test_failures_are_forgotten_with_the_sequences_that_met_them() -> None:
     run_async(main())
 
 
+def test_commands_do_not_cut_the_pause_before_a_retry_short() -> None:
+    async def main() -> None:
+        settings = EngineSettings(max_step_retries=1, retry_pause_s=1000.0)
+        async with served_toy(settings=settings) as toy:
+            toy.executor.errors += [ExecutorError("passing", is_transient=True) for _ in range(2)]
+            toy.engine.submit(PROMPT_IDS, GREEDY)
+            await eventually(lambda: len(toy.executor.errors) == 1)
+            for num_submitted in range(2, 12):
+                stream = toy.engine.submit(PROMPT_IDS, GREEDY)
+                await eventually(lambda: toy.scheduler.counters.num_submitted == num_submitted)  # noqa: B023
+                toy.engine.cancel(stream.seq_id)
+            assert (toy.executor.num_steps, toy.engine.state) == (1, EngineState.READY)
+
+    run_async(main())
+
+
 def test_draining_engine_finishes_what_it_has() -> None:
     async def main() -> None:
         async with served_toy() as toy:
