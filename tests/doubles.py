@@ -22,8 +22,9 @@ from service.commands.assembly import scheduler_config
 from service.core.batch_state import BatchState
 from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
+from service.core.types import StepDelta
 from service.engine.engine import Engine
-from service.engine.observer import NullObserver
+from service.engine.observer import StepTimes
 from service.engine.settings import EngineSettings
 from service.executor.api import ExecutorLimits, StepHandle
 from service.executor.simulated import SimulatedExecutor, toy_tokens
@@ -75,6 +76,19 @@ def request_for(prompt: Sequence[int] = PROMPT, **sampling: object) -> pb.Genera
     """A greedy request for six tokens, unless `sampling` says otherwise."""
     fields: dict[str, object] = {"max_tokens": 6, "temperature": 0.0} | sampling
     return pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), sampling=pb.SamplingParams(**fields))
+
+
+class NullObserver:
+    """Observes nothing."""
+
+    def on_step(self, plan: StepPlan, delta: StepDelta, times: StepTimes) -> None:
+        """Drop the event."""
+
+    def on_step_failed(self, step_id: int, error: Exception, *, will_retry: bool) -> None:
+        """Drop the event."""
+
+    def on_death(self, error: Exception) -> None:
+        """Drop the event."""
 
 
 class GatedExecutor:

@@ -31,16 +31,3 @@ class EngineObserver(Protocol):
     def on_death(self, error: Exception) -> None:
         """The engine stopped because of `error`. Called once, last."""
         ...
-
-
-class NullObserver:
-    """Observes nothing."""
-
-    def on_step(self, plan: StepPlan, delta: StepDelta, times: StepTimes) -> None:
-        """Drop the event."""
-
-    def on_step_failed(self, step_id: int, error: Exception, *, will_retry: bool) -> None:
-        """Drop the event."""
-
-    def on_death(self, error: Exception) -> None:
-        """Drop the event."""

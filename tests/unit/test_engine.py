@@ -12,10 +12,9 @@ from service.core.scheduler import Scheduler
 from service.core.types import SamplingParams
 from service.engine.engine import Engine
 from service.engine.health import EngineState, Heartbeat
-from service.engine.observer import NullObserver
 from service.engine.settings import EngineSettings
 from service.errors import DrainingError, EngineDeadError, ExecutorError
-from tests.doubles import LIMITS, PROMPT, GatedExecutor, eventually, run_async, served_toy, toy_output
+from tests.doubles import LIMITS, PROMPT, GatedExecutor, NullObserver, eventually, run_async, served_toy, toy_output
 
 PROMPT_IDS = np.array(PROMPT, np.int32)
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
