@@ -2,6 +2,8 @@
 
 import gc
 import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,18 +27,26 @@ SWITCH_INTERVAL_S = 2e-4
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model. Owns its engine: `start` it on the event loop, `engine.close` it in the end."""
+    """A loaded model. Owns its engine, which runs inside `running`, on the event loop."""
 
     engine: Engine
     frontend: Frontend
 
-    async def start(self) -> None:
-        """Warm up; afterwards what has been made so far is never looked at by the garbage collector again."""
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Warm up; close the engine in the end, however it comes. Raises what the warm-up raised.
+
+        What was made before is never looked at by the garbage collector again.
+        """
         # The engine thread must get the interpreter back quickly after each forward pass.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         await self.engine.start()
-        gc.collect()
-        gc.freeze()
+        try:
+            gc.collect()
+            gc.freeze()
+            yield
+        finally:
+            await self.engine.close()
 
 
 def load_model(
@@ -54,17 +64,20 @@ def load_model(
         for name, token_id in (("bos_token", model.bos_token_id), ("eos_token", next(iter(model.eos_token_ids), None)))
     }
     chat_template = ChatTemplate.load(model_dir, **tokens)
-    loaded = create_executor(executor.executor_config(model_dir))
-    scheduler = Scheduler(scheduler_config(loaded.limits, engine))
-    clock = MonotonicClock()
-    served = Engine(scheduler, loaded, engine, eos_token_ids=model.eos_token_ids, clock=clock, observer=observer)
-    limits = ModelLimits(
-        model_name=model.name,
-        vocab_size=model.vocab_size,
-        max_model_len=loaded.limits.max_model_len,
-        max_kv_tokens=(loaded.limits.num_blocks - 1) * loaded.limits.block_size,
-    )
-    return ServedModel(served, Frontend(served, tokenizer, chat_template, limits))
+    with ExitStack() as undo:
+        loaded = undo.enter_context(closing(create_executor(executor.executor_config(model_dir))))
+        scheduler = Scheduler(scheduler_config(loaded.limits, engine))
+        clock = MonotonicClock()
+        served = Engine(scheduler, loaded, engine, eos_token_ids=model.eos_token_ids, clock=clock, observer=observer)
+        limits = ModelLimits(
+            model_name=model.name,
+            vocab_size=model.vocab_size,
+            max_model_len=loaded.limits.max_model_len,
+            max_kv_tokens=(loaded.limits.num_blocks - 1) * loaded.limits.block_size,
+        )
+        frontend = Frontend(served, tokenizer, chat_template, limits)
+        undo.pop_all()  # the executor is the engine's from here on
+    return ServedModel(served, frontend)
 
 
 def scheduler_config(limits: ExecutorLimits, engine: EngineSettings) -> SchedulerConfig:

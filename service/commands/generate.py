@@ -83,15 +83,12 @@ async def _ask_model(args: Namespace, params: GenerationParams) -> None:
     configure_logging("warning")
     executor = config.load(config.ExecutorSettings, args)
     model = load_model(args.model, executor, config.load(EngineSettings), EngineLog())
-    await model.start()
-    try:
+    async with model.running():
         prompt = _prompt(args, has_template=model.frontend.has_chat_template)
         with await model.frontend.submit(prompt, params) as generation:
             async for chunk in generation:
                 _show(chunk.text)
         _show("\n")
-    finally:
-        await model.engine.close()
 
 
 def _ask_server(target: str, prompt: Prompt, params: GenerationParams) -> None:

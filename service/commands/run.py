@@ -64,12 +64,9 @@ async def _run(args: Namespace) -> None:
     folder = model_folder(args.model, args.weights)
     with args.requests.open(encoding="utf-8", errors="replace") as requests, open_results(args.output) as output:
         model = load_model(folder, executor, OFFLINE, EngineLog())
-        await model.start()
-        try:
+        async with model.running():
             batch = BatchRun(model.frontend, output, 2 * executor.max_num_seqs)
             tally = await batch.answer(requests)
-        finally:
-            await model.engine.close()
     print(tally.summary(), file=sys.stderr)
 
 

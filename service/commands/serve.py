@@ -43,23 +43,22 @@ async def _serve(args: Namespace) -> int:
     server = Server(server_settings)
     port = server.bind()
     model = load_model(args.model, executor, engine, EngineLog())
-    await model.start()
-    term, hurry = _listen_for_signals()
-    await server.start(model.engine, model.frontend)
-    limits = model.frontend.limits
-    log.info(
-        "server.serving",
-        host=server_settings.host,
-        port=port,
-        model=limits.model_name,
-        max_model_len=limits.max_model_len,
-        kv_tokens=limits.max_kv_tokens,
-    )
-    await term.wait()
-    log.info("server.draining", open_streams=model.engine.num_open_streams)
-    await server.drain(hurry)
-    is_dead = model.engine.state is EngineState.DEAD
-    await model.engine.close()
+    async with model.running():
+        term, hurry = _listen_for_signals()
+        await server.start(model.engine, model.frontend)
+        limits = model.frontend.limits
+        log.info(
+            "server.serving",
+            host=server_settings.host,
+            port=port,
+            model=limits.model_name,
+            max_model_len=limits.max_model_len,
+            kv_tokens=limits.max_kv_tokens,
+        )
+        await term.wait()
+        log.info("server.draining", open_streams=model.engine.num_open_streams)
+        await server.drain(hurry)
+        is_dead = model.engine.state is EngineState.DEAD
     log.info("server.stopped")
     return int(is_dead)
 

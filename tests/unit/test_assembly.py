@@ -1,0 +1,49 @@
+"""A served model frees what it holds, whichever step fails."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from service.api.frontend import Frontend
+from service.api.params import ModelLimits
+from service.clock import MonotonicClock
+from service.commands import assembly
+from service.commands.assembly import ServedModel, load_model, scheduler_config
+from service.config import ExecutorSettings
+from service.core.scheduler import Scheduler
+from service.engine.engine import Engine
+from service.engine.health import EngineState
+from service.engine.settings import EngineSettings
+from service.errors import ConfigError
+from service.text.chat import ChatTemplate
+from tests.doubles import LIMITS, GatedExecutor, NullObserver, run_async, toy_tokenizer
+from tests.unit.test_manifest import write_folder
+from tests.unit.tiny_export import write_tokenizer_json
+
+
+def test_executor_is_closed_when_a_later_step_of_loading_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path)
+    write_tokenizer_json(tmp_path)
+    executor = GatedExecutor(replace(LIMITS, max_num_batched_tokens=LIMITS.max_num_seqs - 1))
+    monkeypatch.setattr(assembly, "create_executor", lambda config: executor)
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        load_model(tmp_path, ExecutorSettings(), EngineSettings(), NullObserver())
+    assert executor.is_closed
+
+
+def test_engine_is_closed_when_what_it_runs_for_fails() -> None:
+    async def main() -> None:
+        settings, executor = EngineSettings(), GatedExecutor()
+        scheduler = Scheduler(scheduler_config(LIMITS, settings))
+        engine = Engine(
+            scheduler, executor, settings, eos_token_ids=(), clock=MonotonicClock(), observer=NullObserver()
+        )
+        limits = ModelLimits(model_name="toy", vocab_size=1000, max_model_len=128, max_kv_tokens=256)
+        model = ServedModel(engine, Frontend(engine, toy_tokenizer(), ChatTemplate(None), limits))
+        with pytest.raises(ConfigError, match="no"):
+            async with model.running():
+                raise ConfigError("no")
+        assert (engine.state, executor.is_closed) == (EngineState.STOPPED, True)
+
+    run_async(main())
