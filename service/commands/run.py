@@ -61,10 +61,12 @@ async def _run(args: Namespace) -> None:
         raise ConfigError(f"{args.requests}: no such file")
     if args.output.exists() and args.output.samefile(args.requests):
         raise ConfigError(f"{args.output}: is the file of requests")
-    folder = model_folder(args.model, args.weights)
-    with args.requests.open(encoding="utf-8", errors="replace") as requests, open_results(args.output) as output:
-        model = load_model(folder, executor, OFFLINE, EngineLog())
-        async with model.running():
+    if not args.output.parent.is_dir():
+        raise ConfigError(f"{args.output}: its folder does not exist")
+    model = load_model(model_folder(args.model, args.weights), executor, OFFLINE, EngineLog())
+    async with model.running():
+        # Opened now, not before: a model that does not load leaves the results of an earlier run as they are.
+        with args.requests.open(encoding="utf-8", errors="replace") as requests, open_results(args.output) as output:
             batch = BatchRun(model.frontend, output, 2 * executor.max_num_seqs)
             tally = await batch.answer(requests)
     print(tally.summary(), file=sys.stderr)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from service import cli
 from service.commands.request_lines import error_line
 from service.commands.run import BatchRun, open_results
 from service.errors import EngineDeadError, ExecutorError
 from tests.doubles import PROMPT, run_async, served_toy, toy_output, toy_text
+from tests.unit.test_manifest import write_folder
 
 
 def test_every_line_gets_its_result_and_a_bad_one_stops_nothing() -> None:
@@ -66,6 +68,26 @@ def test_dead_engine_ends_the_run() -> None:
                 await BatchRun(toy.frontend, io.StringIO(), max_in_flight=4).answer(io.StringIO(lines))
 
     run_async(main())
+
+
+def test_results_of_an_earlier_run_outlive_a_model_that_does_not_load(tmp_path: Path) -> None:
+    requests, output, model = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "model"
+    requests.write_text("")
+    output.write_text("earlier")
+    model.mkdir()
+    write_folder(model)  # its tokenizer is no tokenizer
+    arguments = ["run", "--model", str(model), "--requests", str(requests), "--output", str(output)]
+    assert cli.main(arguments) == 2
+    assert output.read_text() == "earlier"
+
+
+def test_folder_of_the_results_is_missed_before_the_model_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests, output = tmp_path / "in.jsonl", tmp_path / "missing" / "out.jsonl"
+    requests.write_text("")
+    assert cli.main(["run", "--model", "nowhere", "--requests", str(requests), "--output", str(output)]) == 2
+    assert str(output) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line_id", ["naïve ☃", "half a pair: \ud800"])
