@@ -4,6 +4,7 @@ import asyncio
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
 from pathlib import Path
+from types import TracebackType
 
 import grpc
 from chairlift.inference.v1 import inference_pb2_grpc
@@ -12,7 +13,7 @@ from service import config
 from service.api.convert import request_message
 from service.api.params import ChatPrompt, GenerationParams, Prompt, TextPrompt
 from service.engine.settings import EngineSettings
-from service.errors import ChairliftError
+from service.errors import ChairliftError, ConfigError
 from service.obs.engine_log import EngineLog
 from service.obs.logging import configure_logging
 
@@ -63,15 +64,19 @@ def run(args: Namespace) -> int:
     sampling = {name: getattr(args, name) for name in NUMBERS if hasattr(args, name)}
     params = GenerationParams(ignore_eos=args.ignore_eos, stop_strings=args.stop, **sampling)
     if args.target is not None:
-        _ask_server(args.target, _prompt(args, has_template=True), params)
+        _ask_server(args.target, chosen_prompt(args, has_template=True), params)
     else:
         config.check_environment()
         asyncio.run(_ask_model(args, params))
     return 0
 
 
-def _prompt(args: Namespace, *, has_template: bool) -> Prompt:
+def chosen_prompt(args: Namespace, *, has_template: bool) -> Prompt:
+    """What is asked. Raises ConfigError for a system message that the model would never see."""
     if args.raw or not has_template:
+        if args.system is not None:
+            reason = "--raw continues a plain text" if args.raw else "the model has no chat template"
+            raise ConfigError(f"--system cannot be used: {reason}")
         return TextPrompt(args.prompt)
     system = [] if args.system is None else [("system", args.system)]
     return ChatPrompt([*system, ("user", args.prompt)])
@@ -84,24 +89,42 @@ async def _ask_model(args: Namespace, params: GenerationParams) -> None:
     executor = config.load(config.ExecutorSettings, args)
     model = load_model(args.model, executor, config.load(EngineSettings), EngineLog())
     async with model.running():
-        prompt = _prompt(args, has_template=model.frontend.has_chat_template)
-        with await model.frontend.submit(prompt, params) as generation:
+        prompt = chosen_prompt(args, has_template=model.frontend.has_chat_template)
+        with AnswerText() as answer, await model.frontend.submit(prompt, params) as generation:
             async for chunk in generation:
-                _show(chunk.text)
-        _show("\n")
+                answer.show(chunk.text)
 
 
 def _ask_server(target: str, prompt: Prompt, params: GenerationParams) -> None:
-    with grpc.insecure_channel(target) as channel:
+    with grpc.insecure_channel(target) as channel, AnswerText() as answer:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         try:
             for response in stub.Generate(request_message(prompt, params)):
-                _show(response.chunk.text)
+                answer.show(response.chunk.text)
         except grpc.RpcError as error:
             raise RemoteError(f"{target}: {error.code().name}: {error.details()}") from error
-    _show("\n")
 
 
-def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+class AnswerText:
+    """The answer's text on stdout, as it comes. Leaving it ends the line, so that an error has one of its own."""
+
+    def __init__(self) -> None:
+        self._is_line_open = False
+
+    def __enter__(self) -> "AnswerText":
+        """The text itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End a whole answer with a newline, a broken one only where it stopped within a line."""
+        if kind is None or self._is_line_open:
+            self.show("\n")
+
+    def show(self, text: str) -> None:
+        """Write `text` through to the terminal."""
+        if text:
+            self._is_line_open = not text.endswith("\n")
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,8 @@ from types import ModuleType
 import pytest
 
 from service import cli
+from service.api.params import ChatPrompt
+from service.commands.generate import AnswerText, RemoteError, chosen_prompt
 from service.errors import ConfigError, InvalidRequestError
 
 
@@ -124,3 +127,34 @@ def test_prompt_that_is_no_text_is_one_line_and_2(capsys: pytest.CaptureFixture[
     """A byte that is not UTF-8 arrives in an argument as half a surrogate pair."""
     assert cli.main(["generate", "--target", "127.0.0.1:1", "\udcff"]) == 2
     assert capsys.readouterr().err.startswith("chairlift generate: prompt: ")
+
+
+def test_system_message_without_a_conversation_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "--target", "127.0.0.1:1", "--raw", "--system", "Be brief.", "hello"]) == 2
+    err = capsys.readouterr().err
+    assert err == "chairlift generate: --system cannot be used: --raw continues a plain text\n"
+
+
+def test_system_message_for_a_model_without_a_template_is_refused() -> None:
+    args = Namespace(raw=False, system="Be brief.", prompt="hello")
+    with pytest.raises(ConfigError, match="no chat template"):
+        chosen_prompt(args, has_template=False)
+    assert chosen_prompt(args, has_template=True) == ChatPrompt([("system", "Be brief."), ("user", "hello")])
+
+
+@pytest.mark.parametrize(("texts", "printed"), [([], ""), (["half"], "half\n"), (["line\n", ""], "line\n")])
+def test_error_in_the_middle_of_an_answer_has_a_line_of_its_own(
+    texts: list[str], printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RemoteError), AnswerText() as answer:
+        for text in texts:
+            answer.show(text)
+        raise RemoteError("gone")
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize(("text", "printed"), [("", "\n"), ("whole", "whole\n")])
+def test_whole_answer_ends_with_a_newline(text: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with AnswerText() as answer:
+        answer.show(text)
+    assert capsys.readouterr().out == printed
