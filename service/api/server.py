@@ -80,14 +80,15 @@ class Server:
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Stop in order: not ready, refuse, let streams finish, end the rest. `hurry` skips what is left of waiting."""
-        self._watch.cancel()
-        await self._health.enter_graceful_shutdown()
+        # Not enter_graceful_shutdown, which ends liveness too: the pod would be killed with its streams.
+        await self._health.set(INFERENCE, _NOT_SERVING)
         await _first_of(hurry.wait(), timeout_s=self._settings.drain_delay_s)
         self._engine.drain()
         await _first_of(hurry.wait(), self._servicer.idle.wait(), timeout_s=self._settings.drain_grace_s)
         self._engine.abandon_all(DrainingError("the server is shutting down"))
         # Health watchers never end by themselves, and a client that does not read keeps its RPC in a write.
         await self._server.stop(STOP_GRACE_S)
+        self._watch.cancel()
 
     async def _watch_engine(self) -> None:
         """Keep the health of the process true, and end readiness with the engine."""

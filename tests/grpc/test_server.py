@@ -81,7 +81,7 @@ def test_reflection_lists_the_services() -> None:
     run_async(main())
 
 
-def test_drain_lets_running_streams_finish_and_tells_watchers() -> None:
+def test_drain_lets_running_streams_finish_and_ends_readiness_alone() -> None:
     async def main() -> None:
         async with connected_toy() as toy:
             executor = toy.served.executor
@@ -95,6 +95,7 @@ def test_drain_lets_running_streams_finish_and_tells_watchers() -> None:
             await wait_for_health(toy, INFERENCE, SERVING)
             drain = asyncio.create_task(toy.server.drain(toy.hurry))
             await watcher
+            assert await health_of(toy, ALIVE) == SERVING
             executor.allow(99)
             rest = [response async for response in events]
             await drain
@@ -112,6 +113,21 @@ def test_drain_without_streams_does_not_wait_for_health_watchers() -> None:
             assert (await watch.read()).status == SERVING
             await toy.server.drain(toy.hurry)
             assert (await watch.read()).status == NOT_SERVING
+
+    run_async(main())
+
+
+def test_engine_that_dies_during_the_drain_fails_liveness() -> None:
+    async def main() -> None:
+        async with connected_toy(server_settings=ServerSettings(port=0, drain_delay_s=600.0)) as toy:
+            drain = asyncio.create_task(toy.server.drain(toy.hurry))
+            await wait_for_health(toy, INFERENCE, NOT_SERVING)
+            toy.served.executor.errors.append(ExecutorError("for good"))
+            with pytest.raises(grpc.aio.AioRpcError):
+                await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for()))
+            await wait_for_health(toy, ALIVE, NOT_SERVING)
+            toy.hurry.set()
+            await drain
 
     run_async(main())
 
