@@ -18,6 +18,9 @@ from service.text.tokenizer import Tokenizer
 MAX_INLINE_CHARS = 4096
 """Longer prompts are tokenised on a worker thread: a short one costs less than the hand-over."""
 
+MESSAGE_CHARS = 32
+"""What rendering one message, however short, counts as: templates put markers of about this length around each."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
@@ -162,11 +165,7 @@ class Frontend:
     async def _token_ids(self, prompt: Prompt) -> Sequence[int] | Int32Array:
         if isinstance(prompt, TokenPrompt):
             return prompt.token_ids
-        if isinstance(prompt, TextPrompt):
-            num_chars = len(prompt.text)
-        else:
-            num_chars = sum(len(content) for _, content in prompt.messages)
-        if num_chars <= MAX_INLINE_CHARS:
+        if prompt_chars(prompt) <= MAX_INLINE_CHARS:
             return self._encode(prompt)
         return await asyncio.to_thread(self._encode, prompt)
 
@@ -178,3 +177,10 @@ class Frontend:
             return self._tokenizer.encode(prompt.text)
         text = self._chat_template.render(prompt.messages)
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def prompt_chars(prompt: TextPrompt | ChatPrompt) -> int:
+    """About how many characters there are to tokenise, the chat template's own included."""
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text)
+    return sum(MESSAGE_CHARS + len(role) + len(content) for role, content in prompt.messages)
