@@ -97,7 +97,12 @@ def _or(value: float | None, default: float) -> float:
 def _check_range(name: str, value: float | None, low: float, high: float) -> None:
     """Refuse what is outside [low, high], NaN included."""
     if value is not None and not low <= value <= high:
-        raise InvalidRequestError(name, value, f"{low:g} to {high:g}")
+        raise InvalidRequestError(name, value, f"{_number(low)} to {_number(high)}")
+
+
+def _number(limit: float) -> str:
+    """Integers with all their digits."""
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def _vocabulary(limits: ModelLimits) -> str:

@@ -43,6 +43,20 @@ def test_field_is_accepted_at_its_limit_and_refused_beyond(field: str, good: lis
         assert caught.value.limit
 
 
+@pytest.mark.parametrize(
+    ("params", "limit"),
+    [
+        (GenerationParams(seed=2**63), "-9223372036854775808 to 9223372036854775807"),
+        (GenerationParams(temperature=101), "0 to 100"),
+        (GenerationParams(repetition_penalty=0), "0.01 to 100"),
+    ],
+)
+def test_limits_are_told_exactly(params: GenerationParams, limit: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        validate_params(params, LIMITS)
+    assert caught.value.limit == limit
+
+
 def test_logit_bias_is_bounded_in_entries() -> None:
     wide = ModelLimits(model_name="m", vocab_size=5000, max_model_len=32, max_kv_tokens=1000)
     validate_params(GenerationParams(logit_bias=dict.fromkeys(range(1024), 1.0)), wide)
