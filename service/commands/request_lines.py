@@ -105,6 +105,8 @@ def _message(message: object) -> tuple[str, str]:
 
 
 def _params(given: Mapping[str, object]) -> GenerationParams:
+    if "stop" in given and "stop_strings" in given:
+        raise InvalidRequestError("stop", given["stop"], "one of stop and stop_strings, which mean the same")
     values: dict[str, object] = {}
     for name, value in given.items():
         if name in INTEGERS:

@@ -80,6 +80,7 @@ def test_null_is_unset() -> None:
         (line(prompt="p", temperature="hot"), "temperature"),
         (line(prompt="p", ignore_eos=1), "ignore_eos"),
         (line(prompt="p", stop=[1]), "stop"),
+        (line(prompt="p", stop="x", stop_strings=["y"]), "stop"),
         (line(prompt="p", logit_bias={"x": 1}), "logit_bias"),
         (line(prompt="p", logit_bias=[1]), "logit_bias"),
     ],
