@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.api.settings import ServerSettings
@@ -29,7 +30,9 @@ class ExecutorSettings(BaseModel):
     kv_dtype: Literal["auto", "float32", "float16", "int8"] = Field(default="auto", description="type of a KV element")
     block_size: int = Field(default=16, ge=1, description="token positions per KV block, a power of two")
     max_num_seqs: int = Field(default=16, ge=1, description="sequences that run at the same time")
-    max_num_batched_tokens: int = Field(default=512, ge=1, description="tokens of one step")
+    max_num_batched_tokens: int = Field(
+        default=512, ge=1, validate_default=True, description="tokens of one step, at least max_num_seqs"
+    )
     max_model_len: int | None = Field(
         default=None, ge=2, description="tokens of one sequence, prompt and output; unset: the model's context"
     )
@@ -37,6 +40,15 @@ class ExecutorSettings(BaseModel):
     spin: Literal["off", "step"] = Field(
         default="step", description="step: threads wait up to 100 us for a step's next piece before they sleep"
     )
+
+    @field_validator("max_num_batched_tokens")
+    @classmethod
+    def _has_room_for_every_sequence(cls, max_num_batched_tokens: int, others: ValidationInfo) -> int:
+        max_num_seqs = others.data.get("max_num_seqs", 1)  # missing when it is wrong itself
+        if max_num_batched_tokens < max_num_seqs:
+            reason = "must be at least max_num_seqs, {max_num_seqs}: every sequence needs its token in a step"
+            raise PydanticCustomError("too_few_tokens", reason, {"max_num_seqs": max_num_seqs})
+        return max_num_batched_tokens
 
     def executor_config(self, model_dir: Path) -> ExecutorConfig:
         """The executor's part, for one model folder."""
@@ -46,7 +58,7 @@ class ExecutorSettings(BaseModel):
             kv_dtype=self.kv_dtype,
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=max(self.max_num_batched_tokens, self.max_num_seqs),
+            max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             num_threads=self.threads,
             spin=self.spin,

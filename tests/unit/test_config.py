@@ -71,11 +71,17 @@ def test_every_field_has_a_flag_with_help_and_appears_once() -> None:
     assert all(field.description for layer in config.LAYERS for field in layer.model_fields.values())
 
 
-def test_executor_gets_its_own_part_with_room_for_every_sequence() -> None:
-    settings = config.load(config.ExecutorSettings, parsed("--max-num-seqs", "600", "--threads", "3", "--spin", "step"))
+def test_executor_gets_its_own_part() -> None:
+    settings = config.load(config.ExecutorSettings, parsed("--max-num-seqs", "512", "--threads", "3", "--spin", "step"))
     executor = settings.executor_config(Path("m"))
-    assert (executor.max_num_seqs, executor.max_num_batched_tokens) == (600, 600)
+    assert (executor.max_num_seqs, executor.max_num_batched_tokens) == (512, 512)
     assert (executor.num_threads, executor.spin, executor.model_dir) == (3, "step", Path("m"))
+
+
+@pytest.mark.parametrize("flags", [["--max-num-seqs", "513"], ["--max-num-batched-tokens", "15"]])
+def test_step_without_room_for_every_sequence_is_refused(flags: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"--max-num-batched-tokens .*: must be at least max_num_seqs, (513|16)"):
+        config.load(config.ExecutorSettings, parsed(*flags))
 
 
 def test_all_settings_print_as_one_flat_mapping() -> None:
