@@ -4,10 +4,11 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import grpc
+import numpy as np
 import tokenizers
 from chairlift.inference.v1 import inference_pb2 as pb
 from chairlift.inference.v1 import inference_pb2_grpc as pb_grpc
@@ -27,7 +28,7 @@ from service.engine.engine import Engine
 from service.engine.observer import StepTimes
 from service.engine.settings import EngineSettings
 from service.executor.api import ExecutorLimits, StepHandle
-from service.executor.simulated import SimulatedExecutor, toy_tokens
+from service.executor.simulated import SimulatedExecutor, SimulatedStep, toy_tokens
 from service.text.chat import ChatTemplate
 from service.text.tokenizer import Tokenizer
 
@@ -97,6 +98,7 @@ class GatedExecutor:
     def __init__(self, limits: ExecutorLimits = LIMITS) -> None:
         self.limits = limits
         self.errors: list[Exception] = []  # raised by the next steps, first one first
+        self.failing_seq_ids: list[int] = []  # sequences whose logits cannot be sampled from
         self.num_steps = 0  # dispatched
         self.warm_up_error: Exception | None = None
         self.close_error: Exception | None = None
@@ -126,7 +128,9 @@ class GatedExecutor:
             self.num_steps += 1
         if self.errors:
             raise self.errors.pop(0)
-        return self._inner.dispatch(plan, batch)
+        result = self._inner.dispatch(plan, batch).wait()
+        is_failed = np.isin(batch.seq_ids[plan.rows[plan.samples]], self.failing_seq_ids)
+        return SimulatedStep(replace(result, failed=np.flatnonzero(is_failed)))
 
     def close(self) -> None:
         self.is_closed = True

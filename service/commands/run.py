@@ -19,7 +19,7 @@ from service.commands.model_source import model_folder
 from service.commands.request_lines import RequestLine, error_line, parse_line, result_line
 from service.commands.weights import add_weights_argument
 from service.engine.settings import EngineSettings
-from service.errors import ChairliftError, ConfigError, ExecutorError
+from service.errors import ChairliftError, ConfigError, EngineDeadError
 from service.obs.engine_log import EngineLog
 from service.obs.logging import configure_logging
 
@@ -110,13 +110,13 @@ class BatchRun:
         self._is_terminal = sys.stderr.isatty()
 
     async def answer(self, requests: TextIO) -> Tally:
-        """Answer every line of `requests` that is not blank. Raises ExecutorError when the engine fails."""
+        """Answer every line of `requests` that is not blank. Raises EngineDeadError when the engine has stopped."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for line in longest_first(parse_line(text) for text in requests if text.strip()):
                     await self._slots.acquire()
                     tasks.create_task(self._answer_line(line))
-        except* ExecutorError as errors:
+        except* EngineDeadError as errors:
             raise errors.exceptions[0] from None
         finally:
             if self._is_terminal:
@@ -126,7 +126,7 @@ class BatchRun:
     async def _answer_line(self, line: RequestLine) -> None:
         try:
             self._write(await self._result(line))
-        except ExecutorError:
+        except EngineDeadError:
             raise
         except ChairliftError as error:
             self._tally.num_errors += 1

@@ -143,7 +143,7 @@ class Scheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepDelta:
-        """Take in a step's tokens, end what has finished, and free its blocks.
+        """Take in a step's tokens, end what has finished or failed, and free its blocks.
 
         Returns what the front side must know: one entry for each sampled token of a sequence that is still wanted.
         """
@@ -155,6 +155,7 @@ class Scheduler:
         rows = _as_slice(sampled_rows)
         batch.append_tokens(rows, result.token_ids)
         reasons = finish_reasons(batch, rows, result.token_ids, self.config.max_kv_tokens)
+        reasons[result.failed] = FinishReason.ERROR
         delta = self._delta(plan, batch.seq_ids[rows].copy(), reasons, result)
         self._settle(flight, sampled_rows[reasons != FinishReason.NONE])
         self._num_steps += 1

@@ -24,7 +24,7 @@ class FinishReason(enum.IntEnum):
     LENGTH = 2  # max_tokens, or the model's context, is full
     CANCELLED = 3
     UNSERVICEABLE = 4  # could never fit the KV buffer
-    ERROR = 5
+    ERROR = 5  # the model gave nothing to sample from
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,8 @@ class StepResult:
 
     token_ids: Int32Array  # [num_sampled]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # index into token_ids -> logprobs, where asked
+    # [num_failed] indices into token_ids without meaning: the row's logits held NaN or +inf, or nothing but -inf
+    failed: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from service.errors import ChairliftError, ExecutorError, UnserviceableError
 _REASONS = {int(reason): reason for reason in FinishReason}
 _FAILURES: dict[int, Callable[[], ChairliftError]] = {
     FinishReason.UNSERVICEABLE: lambda: UnserviceableError("the request needs more KV blocks than there are"),
-    FinishReason.ERROR: lambda: ExecutorError("the request failed in the engine"),
+    FinishReason.ERROR: lambda: ExecutorError("the model gave the request no logits to sample from"),
 }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from service.core.batch_state import BatchState
-from service.core.types import Float32Array, Int32Array, SamplingParams, TokenLogprobs
+from service.core.types import Float32Array, Int32Array, Int64Array, SamplingParams, TokenLogprobs
 
 
 def is_edited(params: SamplingParams) -> bool:
@@ -82,3 +82,8 @@ def token_logprobs(logprobs: Float32Array, token_id: int, num_top: int) -> Token
         order = np.argsort(-logprobs[candidates], kind="stable")[:num_top]
         top = candidates[order].astype(np.int32)
     return TokenLogprobs(chosen=float(logprobs[token_id]), top_token_ids=top, top_logprobs=logprobs[top])
+
+
+def unusable_rows(logits: Float32Array) -> Int64Array:
+    """Rows of `logits` `[num_rows, vocab_size]` that hold NaN or +inf, or nothing but -inf."""
+    return np.flatnonzero(~np.isfinite(logits.max(axis=1)))

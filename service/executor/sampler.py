@@ -7,8 +7,9 @@ import numpy as np
 
 from service.core.batch_state import BatchState
 from service.core.types import Float32Array, Int8Array, Int32Array, Int64Array, StepResult
+from service.errors import ExecutorError
 from service.executor.buffers import aligned_zeros
-from service.executor.logit_edits import LogitEdit, is_edited, log_softmax, token_logprobs
+from service.executor.logit_edits import LogitEdit, is_edited, log_softmax, token_logprobs, unusable_rows
 
 _EDITED: Final = 1
 _WITH_LOGPROBS: Final = 2
@@ -34,7 +35,7 @@ class RowSampler(Protocol):
     """The op `chairlift.SampleRows` over arrays that were given when it was made."""
 
     def sample(self, num_rows: int) -> Int32Array:
-        """Token ids `[num_rows]` for the first `num_rows` rows."""
+        """Token ids `[num_rows]` for the first `num_rows` rows. Raises ExecutorError when one cannot be sampled."""
         ...
 
 
@@ -94,17 +95,30 @@ class Sampler:
         return job
 
     def finish(self, job: SamplingJob, logits: Float32Array, row_sampler: RowSampler) -> StepResult:
-        """Sample the rows of `job` from `logits` `[num_rows, vocab_size]`, which is changed in place."""
-        logprobs = {index: log_softmax(logits[index]) for index in job.num_logprobs}
-        for index, edit in job.edits.items():
-            edit.apply(logits[index])
-        token_ids = row_sampler.sample(job.num_rows)
+        """Sample the rows of `job` from `logits` `[num_rows, vocab_size]`, which is changed in place.
+
+        A row whose logits cannot be sampled from fails alone. Raises ExecutorError when sampling fails otherwise.
+        """
+        with np.errstate(invalid="ignore"):  # rows that are not finite fail below
+            logprobs = {index: log_softmax(logits[index]) for index in job.num_logprobs}
+            for index, edit in job.edits.items():
+                edit.apply(logits[index])
+        failed: Int64Array = np.empty(0, np.int64)
+        try:
+            token_ids = row_sampler.sample(job.num_rows)
+        except ExecutorError:
+            failed = unusable_rows(logits)
+            if not len(failed):
+                raise
+            logits[failed] = 0.0  # any token will do
+            token_ids = row_sampler.sample(job.num_rows)
         return StepResult(
             token_ids=token_ids,
             logprobs={
                 index: token_logprobs(logprobs[index], int(token_ids[index]), num_top)
                 for index, num_top in job.num_logprobs.items()
             },
+            failed=failed,
         )
 
     def _forget(self, batch: BatchState) -> None:

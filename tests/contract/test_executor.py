@@ -221,6 +221,23 @@ def test_a_failed_step_names_its_cause_and_the_next_one_runs(executor_of) -> Non
     assert good.tolist() == executor.dispatch(plan, batch).wait().token_ids.tolist()
 
 
+@pytest.mark.parametrize("weights", ["float32", "w8a8"])
+def test_a_row_whose_logits_cannot_be_sampled_fails_alone(executor_of, weights: str) -> None:
+    executor = executor_of(weights, "float32")
+    plan, batch = chunk_plan([5, 5], [True, True])
+    good = executor.dispatch(plan, batch).wait()
+    assert good.failed.tolist() == []
+    for layer in executor.kv_cache:
+        layer[batch.block_table[0, :2]] = np.nan
+    plan, batch = chunk_plan([1, 5], [True, True])
+    batch.num_tokens[0], batch.num_computed_tokens[0] = 5, 4
+    result = executor.dispatch(plan, batch).wait()
+    assert (result.failed.tolist(), result.token_ids[1]) == ([0], good.token_ids[1])
+    # Whoever gets its blocks next meets nothing of it.
+    again = executor.dispatch(*chunk_plan([5, 5], [True, True])).wait()
+    assert (again.failed.tolist(), again.token_ids.tolist()) == ([], good.token_ids.tolist())
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

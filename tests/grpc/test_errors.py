@@ -238,5 +238,17 @@ def test_fault_of_ours_is_internal_and_says_nothing_but_the_request_id(capsys: p
     assert "mine-8" in capsys.readouterr().out
 
 
+def test_request_that_fails_in_the_engine_is_internal_and_the_next_one_is_answered() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            toy.served.executor.failing_seq_ids = [1]
+            error = await error_of(toy, request_for())
+            assert (error.code(), reason_of(error)) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+            answer = await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for()))
+        assert answer.token_ids == toy_output(PROMPT, 6)
+
+    run_async(main())
+
+
 def test_limits_of_the_toy_model_are_what_these_tests_assume() -> None:
     assert (LIMITS.max_model_len, LIMITS.num_blocks, LIMITS.block_size) == (128, 65, 4)

@@ -123,6 +123,22 @@ def test_commands_do_not_cut_the_pause_before_a_retry_short() -> None:
     run_async(main())
 
 
+def test_request_that_cannot_be_sampled_fails_alone() -> None:
+    async def main() -> None:
+        async with served_toy() as toy:
+            toy.executor.close_gate()
+            bad, good = (toy.engine.submit(PROMPT_IDS, GREEDY) for _ in range(2))
+            toy.executor.failing_seq_ids = [bad.seq_id]
+            toy.executor.allow(99)
+            with pytest.raises(ExecutorError, match="no logits"):
+                await anext(bad)
+            token_ids = [token_id async for batch in good for token_id in batch.token_ids]
+            assert toy.has_all_blocks_free
+        assert token_ids == toy_output(PROMPT, 6)
+
+    run_async(main())
+
+
 def test_draining_engine_finishes_what_it_has() -> None:
     async def main() -> None:
         async with served_toy() as toy:

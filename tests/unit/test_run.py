@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from service import cli
 from service.commands.request_lines import error_line
 from service.commands.run import BatchRun, open_results
 from service.errors import EngineDeadError, ExecutorError
 from tests.doubles import PROMPT, run_async, served_toy, toy_output, toy_text
+from tests.unit.test_cli import run_cli
 from tests.unit.test_manifest import write_folder
 
 
@@ -59,6 +59,19 @@ def test_stop_string_in_the_middle_of_a_batch() -> None:
     run_async(main())
 
 
+def test_request_that_fails_in_the_engine_stops_nothing() -> None:
+    async def main() -> None:
+        lines = "\n".join(json.dumps({"id": i, "prompt_token_ids": [i], "max_tokens": 5}) for i in range(4))
+        output = io.StringIO()
+        async with served_toy() as toy:
+            toy.executor.failing_seq_ids = [2]
+            tally = await BatchRun(toy.frontend, output, max_in_flight=4).answer(io.StringIO(lines))
+        assert (tally.num_requests, tally.num_errors) == (4, 1)
+        assert sum("error" in json.loads(line) for line in output.getvalue().splitlines()) == 1
+
+    run_async(main())
+
+
 def test_dead_engine_ends_the_run() -> None:
     async def main() -> None:
         lines = "\n".join(json.dumps({"prompt_token_ids": [i], "max_tokens": 5}) for i in range(50))
@@ -76,18 +89,17 @@ def test_results_of_an_earlier_run_outlive_a_model_that_does_not_load(tmp_path: 
     output.write_text("earlier")
     model.mkdir()
     write_folder(model)  # its tokenizer is no tokenizer
-    arguments = ["run", "--model", str(model), "--requests", str(requests), "--output", str(output)]
-    assert cli.main(arguments) == 2
+    done = run_cli("run", "--model", str(model), "--requests", str(requests), "--output", str(output))
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert output.read_text() == "earlier"
 
 
-def test_folder_of_the_results_is_missed_before_the_model_is_looked_at(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_of_the_results_is_missed_before_the_model_is_looked_at(tmp_path: Path) -> None:
     requests, output = tmp_path / "in.jsonl", tmp_path / "missing" / "out.jsonl"
     requests.write_text("")
-    assert cli.main(["run", "--model", "nowhere", "--requests", str(requests), "--output", str(output)]) == 2
-    assert str(output) in capsys.readouterr().err
+    done = run_cli("run", "--model", "nowhere", "--requests", str(requests), "--output", str(output))
+    assert done.returncode == 2
+    assert done.stderr == f"chairlift run: {output}: its folder does not exist\n"
 
 
 @pytest.mark.parametrize("line_id", ["naïve ☃", "half a pair: \ud800"])

@@ -8,6 +8,7 @@ import pytest
 from graphs.op_twins_rows import sample_rows
 from service.core.batch_state import BatchState
 from service.core.types import Float32Array, Int32Array, SamplingParams
+from service.errors import ExecutorError
 from service.executor.logit_edits import LogitEdit, log_softmax, token_logprobs
 from service.executor.sampler import Sampler
 
@@ -24,7 +25,10 @@ class TwinRowSampler:
 
     def sample(self, num_rows: int) -> Int32Array:
         p = self.params.prefix(num_rows)
-        return sample_rows(self.logits[:num_rows], p.temperature, p.top_k, p.top_p, p.min_p, p.seed, p.position)
+        try:
+            return sample_rows(self.logits[:num_rows], p.temperature, p.top_k, p.top_p, p.min_p, p.seed, p.position)
+        except ValueError as error:
+            raise ExecutorError(str(error)) from error
 
 
 def batch_of(*rows: tuple[list[int], list[int], SamplingParams]) -> BatchState:
@@ -98,6 +102,31 @@ def test_top_logprobs_come_likeliest_first_and_lower_ids_first_on_a_tie(num_top:
     row = np.array([-1, -3, -0.5, -3, -1, -2], np.float32)
     found = token_logprobs(row, 5, num_top)
     assert (-2.0, top, row[top].tolist()) == (found.chosen, found.top_token_ids.tolist(), found.top_logprobs.tolist())
+
+
+@pytest.mark.parametrize("values", [[math.nan], [math.inf], [-math.inf] * VOCAB_SIZE])
+def test_rows_that_cannot_be_sampled_fail_and_the_others_do_not(values: list[float]) -> None:
+    plain = SamplingParams(max_tokens=9, temperature=0.0)
+    rare = SamplingParams(max_tokens=9, temperature=0.0, num_logprobs=2, presence_penalty=1.0, min_tokens=2)
+    batch = batch_of(*(([0], [1], sampling) for sampling in (plain, rare, plain, plain)))
+    logits = np.array([LOGITS] * 4, np.float32)
+    logits[1, : len(values)] = logits[3, : len(values)] = values
+    sampler = Sampler(max_num_seqs=8)
+    job = sampler.prepare(batch, np.arange(4, dtype=np.int32))
+    result = sampler.finish(job, logits, TwinRowSampler(logits, sampler))
+    assert (result.failed.tolist(), result.token_ids[[0, 2]].tolist()) == ([1, 3], [2, 2])
+
+
+def test_sampling_that_fails_for_no_row_is_an_error_of_the_step() -> None:
+    batch = batch_of(([0], [], SamplingParams(max_tokens=9)))
+    sampler, logits = Sampler(max_num_seqs=8), np.array([LOGITS], np.float32)
+
+    class Broken:
+        def sample(self, num_rows: int) -> Int32Array:
+            raise ExecutorError("broken")
+
+    with pytest.raises(ExecutorError, match="broken"):
+        sampler.finish(sampler.prepare(batch, np.zeros(1, np.int32)), logits, Broken())
 
 
 def test_logprobs_are_of_the_raw_logits_whatever_the_edits() -> None:

@@ -127,6 +127,17 @@ def test_tokens_go_to_their_sequences_when_the_plan_is_not_in_row_order():
     assert known == {1: [1, 2, 51], 2: [1, 52], 3: [1, 2, 3, 4, 53]}
 
 
+def test_failed_row_ends_with_its_blocks_and_the_others_go_on():
+    scheduler = make()
+    add(scheduler, 1, num_tokens=2)
+    add(scheduler, 2, num_tokens=2)
+    plan = scheduler.plan(0)
+    delta = scheduler.commit(plan, StepResult(np.array([50, 51], np.int32), failed=np.array([0])))
+    assert delta.finish_reasons.tolist() == [FinishReason.ERROR, FinishReason.NONE]
+    assert step(scheduler) == [(2, 1, True)]
+    assert scheduler.counters.num_free_blocks == scheduler.config.num_blocks - 2
+
+
 def test_rows_and_not_only_tokens_bound_admission():
     scheduler = make(max_num_seqs=2)
     for seq_id in (1, 2, 3):
