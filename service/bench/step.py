@@ -26,7 +26,7 @@ from service.errors import ConfigError
 from service.executor.config import ExecutorConfig
 from service.executor.factory import create_executor
 from service.executor.kv_layout import KvDtype
-from service.executor.ort import OrtExecutor, StepTimes
+from service.executor.ort import ExecutionTimes, OrtExecutor
 
 _WARM_UP_STEPS: Final = 3
 
@@ -55,7 +55,7 @@ class _Case:
     batch: int
     context: int
     scheduling_ns: list[int]
-    times: list[StepTimes]
+    times: list[ExecutionTimes]
     memory_read_bytes_per_s: float
 
 
@@ -151,7 +151,7 @@ def _run_cases(arguments: Namespace, timed: OrtExecutor, profiled: OrtExecutor) 
 
 def _run_steps(
     scheduler: Scheduler, timed: OrtExecutor, profiled: OrtExecutor, num_steps: int
-) -> tuple[list[int], list[StepTimes]]:
+) -> tuple[list[int], list[ExecutionTimes]]:
     scheduling_ns, times = [], []
     for _ in range(num_steps):
         start = time.perf_counter_ns()

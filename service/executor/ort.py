@@ -31,8 +31,8 @@ from service.executor.step_inputs import StepInputBuffers
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Where one step's time went."""
+class ExecutionTimes:
+    """Where an executor spent one step's time; the engine's StepTimes count it as a whole."""
 
     inputs_ns: int  # computing and binding the inputs
     forward_ns: int
@@ -71,7 +71,7 @@ class OrtExecutor:
         self._row_sampler = SampleRowsSession(options, self._logits, self._sampler.params)
         self._bound_sizes = (0, 0, 0, 0)
         self._is_busy = False
-        self.last_times = StepTimes(0, 0, 0)
+        self.last_times = ExecutionTimes(0, 0, 0)
 
     def bind_kv_cache(self, arrays: list[KvArray]) -> None:
         """Use `arrays`, one per layer, as the KV buffer from the next step on."""
@@ -141,7 +141,7 @@ class OrtExecutor:
             forward_end_ns = time.perf_counter_ns()
             result = self._sampler.finish(job, self._logits[: job.num_rows], self._row_sampler)
             end_ns = time.perf_counter_ns()
-            self.last_times = StepTimes(inputs_ns, forward_end_ns - started_ns, end_ns - forward_end_ns)
+            self.last_times = ExecutionTimes(inputs_ns, forward_end_ns - started_ns, end_ns - forward_end_ns)
             return result
         finally:
             self._is_busy = False
