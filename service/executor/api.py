@@ -44,5 +44,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Free sessions and buffers. Idempotent."""
+        """Free what is large: sessions and the KV buffer. Idempotent."""
         ...

@@ -106,7 +106,7 @@ class OrtExecutor:
         return self._open_session().end_profiling()
 
     def close(self) -> None:
-        """Free the sessions and buffers. Idempotent."""
+        """Free the sessions and the KV buffer; inputs and logits go with the executor itself. Idempotent."""
         self._session = None
         self._row_sampler.close()
         self.kv_cache = []
