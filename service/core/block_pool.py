@@ -23,11 +23,6 @@ class BlockPool:
         # [num_blocks - 1] the first num_free are free, the last of them goes first; block 1 at the very start
         self._stack: Int32Array = np.arange(num_blocks - 1, NULL_BLOCK, -1, dtype=np.int32)
 
-    @property
-    def capacity(self) -> int:
-        """Blocks that sequences can hold: all but the null block."""
-        return self.num_blocks - 1
-
     def free_blocks(self) -> Int32Array:
         """The free blocks in stack order, a copy: int32[num_free]."""
         return self._stack[: self.num_free].copy()

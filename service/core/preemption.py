@@ -9,9 +9,7 @@ from service.core.types import BoolArray
 def choose_victim(batch: BatchState, may_lose: BoolArray) -> int:
     """The row to preempt: the one with the highest rank (the latest arrival) among `may_lose`, bool[num_rows].
 
-    Returns -1 when there is none. Its blocks are given up and its tokens are computed again later ("recompute").
+    There must be one. Its blocks are given up and its tokens are computed again later ("recompute").
     """
     rows = np.flatnonzero(may_lose)
-    if not len(rows):
-        return -1
     return int(rows[np.argmax(batch.rank[rows])])

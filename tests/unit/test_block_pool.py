@@ -16,7 +16,7 @@ def state(pool: BlockPool) -> tuple[list[int], list[int]]:
 
 def test_fresh_pool_hands_out_every_block_but_the_null_block():
     pool = BlockPool(5)
-    assert pool.capacity == 4
+    assert pool.num_free == 4
     assert pool.take(4).tolist() == [1, 2, 3, 4]
     assert pool.num_free == 0
     assert pool.ref_counts.tolist() == [0, 1, 1, 1, 1]
