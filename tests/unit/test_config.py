@@ -33,9 +33,17 @@ def test_each_layer_takes_its_own_flags_only() -> None:
     assert config.load(ServerSettings, args).port == 1
 
 
-@pytest.mark.parametrize(("flags", "named"), [(["--port", "65536"], "--port"), (["--block-size", "x"], "--block-size")])
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--port", "65536"], "--port"),
+        (["--block-size", "x"], "--block-size"),
+        (["--max-receive-bytes", str(2**31)], "--max-receive-bytes"),
+        (["--max-connection-age-s", "2147484"], "--max-connection-age-s"),
+    ],
+)
 def test_bad_value_is_a_config_error_that_names_flag_and_value(flags: list[str], named: str) -> None:
-    layer = ServerSettings if named == "--port" else config.ExecutorSettings
+    layer = config.ExecutorSettings if named == "--block-size" else ServerSettings
     with pytest.raises(ConfigError, match=named) as caught:
         config.load(layer, parsed(*flags))
     assert repr(flags[1]) in str(caught.value)
