@@ -106,7 +106,7 @@ class Manifest:
         """Parse the manifest's JSON. Raises ManifestError whose message starts with `origin`."""
         try:
             document = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ManifestError(f"{origin}: not valid JSON: {error}") from error
         reader = _Reader(document, origin)
         version = reader.integer("format_version", minimum=1)

@@ -110,6 +110,9 @@ def test_bad_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(ManifestError, match=r"manifest\.json: not valid JSON"):
         Manifest.load(tmp_path)
+    (tmp_path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(ManifestError, match=r"manifest\.json: not valid JSON"):
+        Manifest.load(tmp_path)
     (tmp_path / "manifest.json").write_bytes(b"\xff")
     with pytest.raises(ManifestError, match="cannot be read"):
         Manifest.load(tmp_path)
