@@ -10,7 +10,7 @@ from service.core.types import Int32Array, SamplingParams
 from service.errors import InvalidRequestError
 
 MAX_TEMPERATURE = 100.0
-MIN_REPETITION_PENALTY = 0.01
+MIN_REPETITION_PENALTY = float(np.float32(0.01))  # as protobuf's float carries it: slightly less
 MAX_REPETITION_PENALTY = 100.0
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0

@@ -21,7 +21,7 @@ NAN, INFINITY = math.nan, math.inf
         ("top_k", [0, 1, 2**32 - 1], [-1]),
         ("top_p", [1e-6, 1.0], [0.0, -0.1, 1.001, NAN]),
         ("min_p", [0.0, 1.0], [-0.001, 1.001, NAN]),
-        ("repetition_penalty", [0.01, 100.0], [0.0, -1.0, 100.1, NAN, INFINITY]),
+        ("repetition_penalty", [0.01, float(np.float32(0.01)), 100.0], [0.0099, 0.0, -1.0, 100.1, NAN, INFINITY]),
         ("frequency_penalty", [-2.0, 2.0], [-2.001, 2.001, NAN]),
         ("presence_penalty", [-2.0, 2.0], [-2.001, 2.001, NAN]),
         ("seed", [-(2**63), 0, 2**63 - 1], [-(2**63) - 1, 2**63]),
