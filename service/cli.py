@@ -4,6 +4,7 @@ import importlib
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from typing import NoReturn
 
 from graphs.errors import ExportError
 from graphs.manifest import ManifestError
@@ -58,9 +59,17 @@ def fail(command: str, message: str) -> int:
     return EXIT_ERROR
 
 
+class OneLineParser(ArgumentParser):
+    """A parser whose complaints are one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the complaint and leave."""
+        self.exit(EXIT_ERROR, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
+
+
 def build_parser(command: str | None) -> ArgumentParser:
     """The parser with all commands' names, but the flags of `command` alone: the other modules stay unloaded."""
-    parser = ArgumentParser("chairlift", description=DESCRIPTION, formatter_class=RawDescriptionHelpFormatter)
+    parser = OneLineParser("chairlift", description=DESCRIPTION, formatter_class=RawDescriptionHelpFormatter)
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, summary in COMMANDS.items():

@@ -47,11 +47,15 @@ def test_no_command_prints_all_commands_and_fails(capsys: pytest.CaptureFixture[
     assert all(command in out for command in cli.COMMANDS)
 
 
-def test_unknown_command_fails_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["srve"], ["serve"], ["serve", "--model", "m", "--kv-dtype", "srve"], ["generate", "srve"]]
+)
+def test_bad_arguments_are_one_line_and_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["srve"])
+        cli.main(arguments)
     assert caught.value.code == 2
-    assert "srve" in capsys.readouterr().err
+    line = capsys.readouterr().err
+    assert line.startswith("chairlift") and line.endswith(" --help\n") and line.count("\n") == 1
 
 
 @pytest.mark.parametrize(
