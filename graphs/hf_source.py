@@ -101,7 +101,7 @@ def _read_json(path: Path) -> dict[str, object]:
         raise ExportError(f"{path} is missing") from error
     except OSError as error:
         raise ExportError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError(f"{path}: not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ExportError(f"{path}: not a JSON object")

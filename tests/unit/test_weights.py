@@ -237,9 +237,10 @@ def test_a_folder_without_its_files_is_refused(hf_path: Path, tmp_path: Path) ->
     assert refusal(hf_path) == f"{hf_path}: neither model.safetensors nor model.safetensors.index.json is there"
 
 
-def test_a_damaged_config_is_refused(hf_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
+def test_a_damaged_config_is_refused(hf_path: Path, text: str) -> None:
     config = hf_path / "config.json"
-    config.write_text("{")
+    config.write_text(text)
     assert refusal(hf_path).startswith(f"{config}: not JSON")
     config.write_text("[]")
     assert refusal(hf_path) == f"{config}: not a JSON object"
