@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from service.api.params import ChatPrompt, GenerationParams, ModelLimits, Prompt, TextPrompt, TokenPrompt
-from service.api.validate import resolve_sampling, validate_params, validate_prompt
+from service.api.validate import resolve_sampling, validate_params, validate_prompt, validate_text
 from service.core.types import FinishReason, Int32Array, TokenLogprobs
 from service.engine.client import EngineClient
 from service.engine.stream import TokenBatch, TokenStream
@@ -17,6 +17,9 @@ from service.text.tokenizer import Tokenizer
 
 MAX_INLINE_CHARS = 4096
 """Longer prompts are tokenised on a worker thread: a short one costs less than the hand-over."""
+
+MAX_LONG_PROMPTS = 2
+"""Longer prompts that are tokenised at a time: each takes many times its own size in memory, and a processor."""
 
 MESSAGE_CHARS = 32
 """What rendering one message, however short, counts as: templates put markers of about this length around each."""
@@ -144,6 +147,7 @@ class Frontend:
         self.limits = limits
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        self._long_prompts = asyncio.Semaphore(MAX_LONG_PROMPTS)
 
     @property
     def has_chat_template(self) -> bool:
@@ -167,15 +171,21 @@ class Frontend:
             return prompt.token_ids
         if prompt_chars(prompt) <= MAX_INLINE_CHARS:
             return self._encode(prompt)
-        return await asyncio.to_thread(self._encode, prompt)
+        await self._long_prompts.acquire()
+        encoding = asyncio.ensure_future(asyncio.to_thread(self._encode, prompt))
+        encoding.add_done_callback(lambda _: self._long_prompts.release())
+        # A caller that goes away leaves the thread at work: its place is free only once the thread is done.
+        return await asyncio.shield(encoding)
 
     def _encode(self, prompt: TextPrompt | ChatPrompt) -> Int32Array:
         """Any thread."""
         if isinstance(prompt, TextPrompt):
             if not prompt.text:
                 raise InvalidRequestError("prompt", "", "at least one character")
+            validate_text(prompt.text, self._tokenizer.span, self.limits)
             return self._tokenizer.encode(prompt.text)
         text = self._chat_template.render(prompt.messages)
+        validate_text(text, self._tokenizer.span, self.limits)
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from service.api.params import GenerationParams, ModelLimits
 from service.core.types import Int32Array, SamplingParams
 from service.errors import InvalidRequestError
+from service.text.token_span import TokenSpan
 
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = float(np.float32(0.01))  # as protobuf's float carries it: slightly less
@@ -40,6 +41,15 @@ def validate_params(params: GenerationParams, limits: ModelLimits) -> None:
         raise InvalidRequestError("max_tokens", params.max_tokens, "1 or more")
     _check_logit_bias(params, limits)
     _check_stops(params, limits)
+
+
+def validate_text(text: str, span: TokenSpan | None, limits: ModelLimits) -> None:
+    """Refuse a text that has too many tokens whatever they are: tokenising it would take much time and memory."""
+    if span is None or span.min_tokens(text) < limits.max_model_len:
+        return
+    max_tokens = limits.max_model_len - 1
+    limit = f"at most {max_tokens * span.max_bytes} bytes: {max_tokens} tokens of up to {span.max_bytes} bytes"
+    raise InvalidRequestError("prompt", f"{len(text.encode('utf-8', 'surrogatepass'))} bytes", limit)
 
 
 def validate_prompt(token_ids: Sequence[int] | Int32Array, limits: ModelLimits) -> Int32Array:

@@ -49,7 +49,7 @@ class TokenPieces:
     def _bytes_of(self, token: str) -> bytes:
         if self._is_byte_level:
             try:
-                return bytes([_BYTE_OF_CHARACTER[character] for character in token])
+                return bytes([BYTE_OF_CHARACTER[character] for character in token])
             except KeyError:
                 return token.encode("utf-8")
         for old, new in self._replacements:
@@ -96,4 +96,5 @@ def _byte_of_character() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF_CHARACTER = _byte_of_character()
+BYTE_OF_CHARACTER = _byte_of_character()
+"""The byte that each character of a byte-level token stands for."""

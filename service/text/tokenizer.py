@@ -10,6 +10,7 @@ import tokenizers
 
 from service.errors import InvalidRequestError, ModelFolderError
 from service.text.token_pieces import TokenPieces, UnsupportedDecoderError
+from service.text.token_span import TokenSpan
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 
@@ -27,6 +28,7 @@ class Tokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self.pieces = TokenPieces(tokenizer)
+        self.span = TokenSpan.of(tokenizer)
         self.vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         added = tokenizer.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)

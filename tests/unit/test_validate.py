@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from service.api.params import GenerationParams, ModelLimits
-from service.api.validate import resolve_sampling, validate_params, validate_prompt
+from service.api.validate import resolve_sampling, validate_params, validate_prompt, validate_text
 from service.core.types import SamplingParams
 from service.errors import InvalidRequestError
+from service.text.token_span import TokenSpan
 
 LIMITS = ModelLimits(model_name="m", vocab_size=100, max_model_len=32, max_kv_tokens=1000)
 NAN, INFINITY = math.nan, math.inf
@@ -121,3 +122,14 @@ def test_zero_is_not_unset() -> None:
     assert resolve_sampling(GenerationParams(temperature=0.0, num_logprobs=0), 1, LIMITS).temperature == 0.0
     assert resolve_sampling(GenerationParams(num_logprobs=0), 1, LIMITS).num_logprobs == 0
     assert resolve_sampling(GenerationParams(), 1, LIMITS).num_logprobs == -1
+
+
+def test_text_is_refused_by_its_bytes_before_it_becomes_tokens() -> None:
+    span = TokenSpan(max_bytes=4, lost_bytes=b"\x04")
+    validate_text("😀" * 31, span, LIMITS)
+    validate_text("😀" * 31 + "\x04" * 100, span, LIMITS)
+    validate_text("😀" * 1000, None, LIMITS)
+    with pytest.raises(InvalidRequestError) as caught:
+        validate_text("😀" * 31 + "a", span, LIMITS)
+    expected = ("prompt", "125 bytes", "at most 124 bytes: 31 tokens of up to 4 bytes")
+    assert expected == (caught.value.field, caught.value.value, caught.value.limit)
