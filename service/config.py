@@ -19,6 +19,10 @@ from service.errors import ConfigError
 from service.executor.config import ExecutorConfig
 
 ENV_PREFIX = "CHAIRLIFT_"
+# Far beyond what a machine can use, and low enough that a slip of the keyboard is told before memory runs out.
+MAX_THREADS = 1024
+MAX_NUM_SEQS = 1 << 16
+MAX_NUM_BATCHED_TOKENS = 1 << 20
 
 
 class ExecutorSettings(BaseModel):
@@ -29,14 +33,20 @@ class ExecutorSettings(BaseModel):
     kv_memory: str = Field(default="0.5", description="KV buffer: 512MiB, or a share of free memory, as 0.5")
     kv_dtype: Literal["auto", "float32", "float16", "int8"] = Field(default="auto", description="type of a KV element")
     block_size: int = Field(default=16, ge=1, description="token positions per KV block, a power of two")
-    max_num_seqs: int = Field(default=16, ge=1, description="sequences that run at the same time")
+    max_num_seqs: int = Field(default=16, ge=1, le=MAX_NUM_SEQS, description="sequences that run at the same time")
     max_num_batched_tokens: int = Field(
-        default=512, ge=1, validate_default=True, description="tokens of one step, at least max_num_seqs"
+        default=512,
+        ge=1,
+        le=MAX_NUM_BATCHED_TOKENS,
+        validate_default=True,
+        description="tokens of one step, at least max_num_seqs",
     )
     max_model_len: int | None = Field(
         default=None, ge=2, description="tokens of one sequence, prompt and output; unset: the model's context"
     )
-    threads: int | None = Field(default=None, ge=1, description="threads of one step; unset: every usable processor")
+    threads: int | None = Field(
+        default=None, ge=1, le=MAX_THREADS, description="threads of one step; unset: every usable processor"
+    )
     spin: Literal["off", "step"] = Field(
         default="step", description="step: threads wait up to 100 us for a step's next piece before they sleep"
     )

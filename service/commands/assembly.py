@@ -2,8 +2,8 @@
 
 import gc
 import sys
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from service.core.scheduler import Scheduler, SchedulerConfig
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.settings import EngineSettings
-from service.errors import ModelFolderError
+from service.errors import ConfigError, ModelFolderError
 from service.executor.api import ExecutorLimits
 from service.executor.factory import create_executor
 from service.text.chat import ChatTemplate
@@ -34,13 +34,15 @@ class ServedModel:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Warm up; close the engine in the end, however it comes. Raises what the warm-up raised.
+        """Warm up; close the engine in the end, however it comes. Raises what the warm-up raised, and ConfigError
+        when memory runs out in it.
 
         What was made before is never looked at by the garbage collector again.
         """
         # The engine thread must get the interpreter back quickly after each forward pass.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        await self.engine.start()
+        with _memory_that_suffices():
+            await self.engine.start()
         try:
             gc.collect()
             gc.freeze()
@@ -64,7 +66,7 @@ def load_model(
         for name, token_id in (("bos_token", model.bos_token_id), ("eos_token", next(iter(model.eos_token_ids), None)))
     }
     chat_template = ChatTemplate.load(model_dir, **tokens)
-    with ExitStack() as undo:
+    with ExitStack() as undo, _memory_that_suffices():
         loaded = undo.enter_context(closing(create_executor(executor.executor_config(model_dir))))
         scheduler = Scheduler(scheduler_config(loaded.limits, engine))
         clock = MonotonicClock()
@@ -91,3 +93,13 @@ def scheduler_config(limits: ExecutorLimits, engine: EngineSettings) -> Schedule
         max_waiting_requests=engine.max_waiting_requests + limits.max_num_seqs,
         max_waiting_tokens=engine.max_waiting_tokens + limits.max_num_seqs * limits.max_model_len,
     )
+
+
+@contextmanager
+def _memory_that_suffices() -> Iterator[None]:
+    """Raise ConfigError for memory that the system refuses."""
+    try:
+        yield
+    except MemoryError as error:
+        sizes = "max_num_seqs, max_num_batched_tokens and max_model_len"
+        raise ConfigError(f"too little memory for the buffers that {sizes} ask for: {str(error) or 'none is left'}") from error

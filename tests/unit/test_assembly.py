@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from service.api.frontend import Frontend
@@ -30,6 +31,18 @@ def test_executor_is_closed_when_a_later_step_of_loading_fails(tmp_path: Path, m
     with pytest.raises(ConfigError, match="max_num_batched_tokens"):
         load_model(tmp_path, ExecutorSettings(), EngineSettings(), NullObserver())
     assert executor.is_closed
+
+
+def test_memory_that_the_system_refuses_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(config: object) -> GatedExecutor:
+        np.zeros(2**60, np.uint8)
+        raise AssertionError("no machine has an exbibyte")
+
+    write_folder(tmp_path)
+    write_tokenizer_json(tmp_path)
+    monkeypatch.setattr(assembly, "create_executor", refused)
+    with pytest.raises(ConfigError, match=r"too little memory .* max_num_seqs.*: Unable to allocate 1\.00 EiB"):
+        load_model(tmp_path, ExecutorSettings(), EngineSettings(), NullObserver())
 
 
 def test_engine_is_closed_when_what_it_runs_for_fails() -> None:

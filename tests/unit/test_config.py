@@ -49,6 +49,16 @@ def test_bad_value_is_a_config_error_that_names_flag_and_value(flags: list[str],
     assert repr(flags[1]) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("flag", "limit"), [("--threads", 1024), ("--max-num-seqs", 65536), ("--max-num-batched-tokens", 1048576)]
+)
+def test_count_is_accepted_at_its_limit_and_refused_beyond(flag: str, limit: int) -> None:
+    budget = () if flag == "--max-num-batched-tokens" else ("--max-num-batched-tokens", "1048576")
+    config.load(config.ExecutorSettings, parsed(*budget, flag, str(limit)))
+    with pytest.raises(ConfigError, match=f"{flag} or .*'{limit + 1}'.* {limit}"):
+        config.load(config.ExecutorSettings, parsed(*budget, flag, str(limit + 1)))
+
+
 def test_bad_environment_value_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHAIRLIFT_KV_DTYPE", "float7")
     with pytest.raises(ConfigError, match="CHAIRLIFT_KV_DTYPE: 'float7'"):
