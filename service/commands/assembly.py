@@ -102,4 +102,5 @@ def _memory_that_suffices() -> Iterator[None]:
         yield
     except MemoryError as error:
         sizes = "max_num_seqs, max_num_batched_tokens and max_model_len"
-        raise ConfigError(f"too little memory for the buffers that {sizes} ask for: {str(error) or 'none is left'}") from error
+        reason = str(error) or "none is left"
+        raise ConfigError(f"too little memory for the buffers that {sizes} ask for: {reason}") from error
