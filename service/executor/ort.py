@@ -29,6 +29,8 @@ from service.executor.sample_rows import SampleRowsSession
 from service.executor.sampler import Sampler, SamplingJob
 from service.executor.step_inputs import StepInputBuffers
 
+WARM_UP_TOKENS = 512  # of one step: threads, code and the buffers' first pages are warm after these, soon enough
+
 
 @dataclass(frozen=True, slots=True)
 class ExecutionTimes:
@@ -80,12 +82,12 @@ class OrtExecutor:
             self._open_session().bind_input(f"{KV_INPUT_PREFIX}{layer}", array)
 
     def warm_up(self) -> None:
-        """Run the largest step of each kind, so that the first request meets warm buffers. Writes no KV."""
+        """Run a large step of each kind, so that the first request meets warm buffers. Writes no KV."""
         limits = self.limits
         batch = BatchState(limits.max_num_seqs, limits.max_model_len, limits.block_size)
         batch.num_tokens[:] = batch.num_prompt_tokens[:] = 1
-        chunk = min(limits.max_num_batched_tokens, limits.max_model_len)
-        num_decode_rows = min(limits.max_num_batched_tokens, limits.max_num_seqs)
+        chunk = min(limits.max_num_batched_tokens, limits.max_model_len, WARM_UP_TOKENS)
+        num_decode_rows = min(limits.max_num_batched_tokens, limits.max_num_seqs, WARM_UP_TOKENS)
         for num_scheduled in (np.full(1, chunk, np.int32), np.ones(num_decode_rows, np.int32)):
             plan = StepPlan(
                 step_id=0,

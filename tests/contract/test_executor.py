@@ -17,6 +17,7 @@ from service.core.types import Request, SamplingParams
 from service.errors import ConfigError, ExecutorError, ModelFolderError
 from service.executor.api import Executor, ExecutorLimits
 from service.executor.factory import ExecutorConfig, create_executor
+from service.executor.ort import WARM_UP_TOKENS
 from service.executor.simulated import SimulatedExecutor
 
 WEIGHT_FORMATS = ["float32", "float16", "int8", "int4", "w8a8"]
@@ -194,6 +195,23 @@ def test_warm_up_leaves_the_kv_buffer_as_it_was(tiny_export) -> None:
     executor.warm_up()
     assert not any(array.any() for array in executor.kv_cache)
     executor.close()
+
+
+def test_warm_up_takes_steps_of_bounded_size_whatever_the_budget(tiny_export, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(CONFIG, model_dir=tiny_export("w8a8"), max_num_batched_tokens=4096, max_num_seqs=1024)
+    executor = create_executor(config)
+    plans: list[StepPlan] = []
+    start = executor._start
+
+    def recorded(plan: StepPlan, batch: BatchState, *, writes_kv: bool) -> object:
+        plans.append(plan)
+        return start(plan, batch, writes_kv=writes_kv)
+
+    monkeypatch.setattr(executor, "_start", recorded)
+    executor.warm_up()
+    executor.close()
+    chunk = min(WARM_UP_TOKENS, executor.limits.max_model_len)
+    assert [chunk, WARM_UP_TOKENS] == [plan.num_tokens for plan in plans]
 
 
 def test_a_closed_executor_refuses_steps_and_closes_again(tiny_export) -> None:
