@@ -85,8 +85,8 @@ class KvLayout:
 def parse_kv_memory(text: str, available_bytes: int) -> int:
     """Bytes for the KV buffer: "1073741824", "512MiB", "2GB", or a share of `available_bytes`: "0.5", "50%".
 
-    A number without a unit is a share up to 1 and bytes above. Raises ConfigError for anything else, and for more
-    bytes than are available.
+    A number without a unit is a share below 1, all of it at "1" and "1.0", and whole bytes above. Raises ConfigError
+    for anything else, and for more bytes than are available.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b?)\s*", text, re.IGNORECASE)
     unit = match[2].lower() if match else ""
@@ -98,6 +98,8 @@ def parse_kv_memory(text: str, available_bytes: int) -> int:
         if share > 1:
             raise ConfigError(f"kv_memory: {text!r} is more than the whole of free memory")
         return int(share * available_bytes)
+    if not unit and "." in match[1]:
+        raise ConfigError(f"kv_memory: {text!r}: a share must be at most 1, and bytes need a unit, as 1.5GiB")
     unit = unit.removesuffix("b")
     factor = _BINARY_UNITS[unit[0]] if unit.endswith("i") else _UNITS[unit]
     num_bytes = int(number * factor)

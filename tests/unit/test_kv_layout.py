@@ -53,6 +53,12 @@ def test_other_kv_memory_is_refused_by_name(text: str) -> None:
         parse_kv_memory(text, FREE_BYTES)
 
 
+@pytest.mark.parametrize("text", ["1.5", "1.01", "1048576.0"])
+def test_a_broken_number_above_one_needs_a_unit(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{re.escape(text)}': a share must be at most 1, and bytes need a unit"):
+        parse_kv_memory(text, FREE_BYTES)
+
+
 @pytest.mark.parametrize(
     ("choice", "weight_format", "expected"),
     [
