@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from service.api.params import ChatPrompt, GenerationParams, ModelLimits, Prompt, TextPrompt, TokenPrompt
-from service.api.validate import resolve_sampling, validate_params, validate_prompt, validate_text
+from service.api.validate import resolve_sampling, validate_params, validate_prompt, validate_roles, validate_text
 from service.core.types import FinishReason, Int32Array, TokenLogprobs
 from service.engine.client import EngineClient
 from service.engine.stream import TokenBatch, TokenStream
@@ -184,6 +184,7 @@ class Frontend:
                 raise InvalidRequestError("prompt", "", "at least one character")
             validate_text(prompt.text, self._tokenizer.span, self.limits)
             return self._tokenizer.encode(prompt.text)
+        validate_roles(prompt.messages)
         text = self._chat_template.render(prompt.messages)
         validate_text(text, self._tokenizer.span, self.limits)
         return self._tokenizer.encode(text, add_special_tokens=False)

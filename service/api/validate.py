@@ -1,6 +1,7 @@
 """The limits of every request field. Each complaint is an InvalidRequestError with field, value and limit."""
 
 import secrets
+import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,6 +21,7 @@ MAX_LOGPROBS = 20
 MAX_STOP_TOKENS = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
+MAX_ROLE_CHARS = 64
 
 
 def validate_params(params: GenerationParams, limits: ModelLimits) -> None:
@@ -41,6 +43,16 @@ def validate_params(params: GenerationParams, limits: ModelLimits) -> None:
         raise InvalidRequestError("max_tokens", params.max_tokens, "1 or more")
     _check_logit_bias(params, limits)
     _check_stops(params, limits)
+
+
+def validate_roles(messages: Sequence[tuple[str, str]]) -> None:
+    """Check who speaks in each of `messages`, (role, content) each; what a role means is the template's to know."""
+    limit = f"1 to {MAX_ROLE_CHARS} characters, none of them a control character"
+    for role, _ in messages:
+        if not 1 <= len(role) <= MAX_ROLE_CHARS:
+            raise InvalidRequestError("role", f"{len(role)} characters" if role else "", limit)
+        if any(unicodedata.category(character) == "Cc" for character in role):
+            raise InvalidRequestError("role", role, limit)
 
 
 def validate_text(text: str, span: TokenSpan | None, limits: ModelLimits) -> None:

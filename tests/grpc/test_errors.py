@@ -48,6 +48,7 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
         ("prompt", request_for([1000])),
         ("prompt", request_for([1] * 128)),
         ("messages", pb.GenerateRequest(messages=pb.ChatMessages())),
+        ("role", pb.GenerateRequest(messages=pb.ChatMessages(messages=[pb.ChatMessage(content="hi")]))),
         ("max_tokens", request_for(max_tokens=0)),
         ("max_tokens", request_for(max_tokens=126)),
         ("temperature", request_for(temperature=float("nan"))),

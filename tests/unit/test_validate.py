@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from service.api.params import GenerationParams, ModelLimits
-from service.api.validate import resolve_sampling, validate_params, validate_prompt, validate_text
+from service.api.validate import resolve_sampling, validate_params, validate_prompt, validate_roles, validate_text
 from service.core.types import SamplingParams
 from service.errors import InvalidRequestError
 from service.text.token_span import TokenSpan
@@ -133,3 +133,14 @@ def test_text_is_refused_by_its_bytes_before_it_becomes_tokens() -> None:
         validate_text("😀" * 31 + "a", span, LIMITS)
     expected = ("prompt", "125 bytes", "at most 124 bytes: 31 tokens of up to 4 bytes")
     assert expected == (caught.value.field, caught.value.value, caught.value.limit)
+
+
+def test_roles_are_short_plain_text() -> None:
+    validate_roles([("user", ""), ("r" * 64, "hi"), ("助手 2", "")])
+    for role in ["", "r" * 65, "us\ner", "\x00", "\x85"]:
+        with pytest.raises(InvalidRequestError) as caught:
+            validate_roles([("user", "hi"), (role, "hi")])
+        assert ("role", "1 to 64 characters, none of them a control character") == (
+            caught.value.field,
+            caught.value.limit,
+        )
