@@ -6,12 +6,11 @@ from collections.abc import Coroutine
 
 import grpc
 from chairlift.inference.v1 import inference_pb2 as pb
-from chairlift.inference.v1 import inference_pb2_grpc as pb_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from service.api.frontend import Frontend
-from service.api.servicers import InferenceServicer
+from service.api.servicers import InferenceServicer, add_to_server
 from service.api.settings import ServerSettings
 from service.engine.engine import Engine
 from service.errors import ConfigError, DrainingError
@@ -69,7 +68,7 @@ class Server:
         """Take requests for a ready engine."""
         self._engine = engine
         self._servicer = InferenceServicer(frontend)
-        pb_grpc.add_InferenceServiceServicer_to_server(self._servicer, self._server)
+        add_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)

@@ -82,6 +82,37 @@ def test_unary_refuses_a_request_that_is_missing() -> None:
     run_async(main())
 
 
+@pytest.mark.parametrize(
+    ("method", "kind"), [("Generate", "GenerateRequest"), ("GenerateUnary", "GenerateUnaryRequest")]
+)
+def test_bytes_that_are_no_request_are_invalid_argument(method: str, kind: str) -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            path = f"/chairlift.inference.v1.InferenceService/{method}"
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                if method == "Generate":
+                    await toy.channel.unary_stream(path)(b"\xff\xff\xff").read()
+                else:
+                    await toy.channel.unary_unary(path)(b"\xff\xff\xff")
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        metadata = dict(details_of(caught.value)[details.ErrorInfo].metadata)
+        expected = {"field": "request", "value": "'3 bytes'", "limit": f"a message chairlift.inference.v1.{kind}"}
+        assert metadata == expected
+
+    run_async(main())
+
+
+def test_every_rpc_of_the_service_is_served() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            for name in pb.DESCRIPTOR.services_by_name["InferenceService"].methods_by_name:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await toy.channel.unary_unary(f"/chairlift.inference.v1.InferenceService/{name}")(b"\xff")
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    run_async(main())
+
+
 def test_unknown_model_is_not_found() -> None:
     async def main() -> None:
         request = request_for()
