@@ -1,50 +1,10 @@
 """Small scenarios of the scheduler, worked out by hand. The 'executor' is a list of tokens."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
-from service.core.plan import StepPlan
-from service.core.scheduler import Scheduler, SchedulerConfig
-from service.core.types import FinishReason, Request, SamplingParams, StepDelta, StepResult, TokenLogprobs
-from service.errors import ConfigError, InvalidRequestError, OverloadedError, UnserviceableError
-
-ROOMY = SchedulerConfig(num_blocks=101, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32)
-
-
-def make(**changes: object) -> Scheduler:
-    return Scheduler(dataclasses.replace(ROOMY, **changes))  # type: ignore[arg-type]
-
-
-def add(scheduler: Scheduler, seq_id: int, num_tokens: int, max_tokens: int = 20, **sampling: object) -> None:
-    prompt = np.arange(1, num_tokens + 1, dtype=np.int32)
-    scheduler.add(Request(seq_id, prompt, SamplingParams(max_tokens, **sampling), (0,)))  # type: ignore[arg-type]
-
-
-def scheduled(scheduler: Scheduler, plan: StepPlan | None) -> list[tuple[int, int, bool]]:
-    """(seq_id, tokens, samples) in the plan's order."""
-    assert plan is not None
-    seq_ids = scheduler.batch.seq_ids[plan.rows].tolist()
-    return list(zip(seq_ids, plan.num_scheduled.tolist(), plan.samples.tolist(), strict=True))
-
-
-def commit(scheduler: Scheduler, plan: StepPlan | None, token_id: int = 50) -> StepDelta:
-    """Every sampling row gets the same token."""
-    assert plan is not None
-    return scheduler.commit(plan, StepResult(np.full(np.count_nonzero(plan.samples), token_id, np.int32)))
-
-
-def step(scheduler: Scheduler, token_id: int = 50) -> list[tuple[int, int, bool]]:
-    """Plan and commit. Returns what was scheduled."""
-    plan = scheduler.plan(0)
-    seen = scheduled(scheduler, plan)
-    commit(scheduler, plan, token_id)
-    return seen
-
-
-def reasons(delta: StepDelta) -> list[tuple[int, FinishReason]]:
-    return [(seq_id, FinishReason(reason)) for seq_id, reason in zip(delta.seq_ids, delta.finish_reasons, strict=True)]
+from service.core.types import FinishReason, StepResult, TokenLogprobs
+from tests.unit.scheduler_steps import add, commit, make, reasons, scheduled, step
 
 
 def test_nothing_to_do_is_no_plan():
@@ -374,90 +334,3 @@ def test_cancel_in_flight_of_a_preempted_sequence_holds_over_an_abort():
     assert scheduler.counters.num_free_blocks == 2
     assert step(scheduler) == [(1, 1, True)]
     assert scheduler.counters.num_preemptions == 0
-
-
-@pytest.mark.parametrize("num_tokens", [0, 8, 9])
-def test_a_prompt_must_be_there_and_leave_room_for_a_token(num_tokens: int):
-    scheduler = make(max_model_len=8)
-    with pytest.raises(InvalidRequestError) as caught:
-        add(scheduler, 1, num_tokens)
-    assert caught.value.field == "prompt_token_ids"
-    assert not scheduler.has_work
-    add(scheduler, 2, num_tokens=7)
-    assert reasons(commit(scheduler, scheduler.plan(0))) == [(2, FinishReason.LENGTH)]
-
-
-def test_a_request_for_no_token_is_refused():
-    with pytest.raises(InvalidRequestError):
-        add(make(), 1, num_tokens=2, max_tokens=0)
-
-
-def test_a_prompt_larger_than_the_buffer_is_refused_at_once():
-    scheduler = make(num_blocks=3)
-    with pytest.raises(UnserviceableError):
-        add(scheduler, 1, num_tokens=9)
-    add(scheduler, 1, num_tokens=8)
-    assert scheduler.counters.num_submitted == 1
-
-
-def test_the_queue_is_bounded_in_requests():
-    scheduler = make(max_waiting_requests=2)
-    add(scheduler, 1, num_tokens=2)
-    add(scheduler, 2, num_tokens=2)
-    with pytest.raises(OverloadedError) as caught:
-        add(scheduler, 3, num_tokens=2)
-    assert caught.value.retry_after_s == 1.0  # nothing has been measured
-    step(scheduler)  # admits both
-    add(scheduler, 3, num_tokens=2)
-
-
-def test_the_queue_is_bounded_in_tokens_but_takes_any_prompt_when_empty():
-    scheduler = make(max_waiting_tokens=10)
-    add(scheduler, 1, num_tokens=12)
-    with pytest.raises(OverloadedError):
-        add(scheduler, 2, num_tokens=1)
-    scheduler.cancel(1)
-    add(scheduler, 3, num_tokens=6)
-    add(scheduler, 4, num_tokens=4)
-    with pytest.raises(OverloadedError):
-        add(scheduler, 5, num_tokens=1)
-
-
-def test_retry_estimate_is_the_excess_over_the_measured_rate():
-    scheduler = make(max_waiting_tokens=30, max_num_seqs=1)
-    add(scheduler, 1, num_tokens=10)
-    commit(scheduler, scheduler.plan(1_000_000_000))
-    commit(scheduler, scheduler.plan(3_000_000_000))  # 10 tokens in 2 s: 5 tokens a second
-    add(scheduler, 2, num_tokens=30)
-    with pytest.raises(OverloadedError) as caught:
-        add(scheduler, 3, num_tokens=15)
-    assert caught.value.retry_after_s == 3.0
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_blocks": 1},
-        {"block_size": 12},
-        {"block_size": 0},
-        {"max_num_seqs": 0},
-        {"max_num_batched_tokens": 3},
-        {"max_model_len": 1},
-        {"watermark_fraction": 1.0},
-        {"max_waiting_requests": 0},
-        {"max_chunk_tokens": -1},
-    ],
-)
-def test_inconsistent_limits_are_refused(changes: dict[str, int]):
-    with pytest.raises(ConfigError, match=next(iter(changes))):
-        make(**changes)
-
-
-def test_ten_thousand_waiting_cancels_leave_nothing_behind():
-    scheduler = make(max_waiting_requests=20_000)
-    for seq_id in range(10_000):
-        add(scheduler, seq_id, num_tokens=3)
-    for seq_id in np.random.default_rng(3).permutation(10_000).tolist():
-        assert scheduler.cancel(seq_id)
-    assert (scheduler.has_work, scheduler.counters.num_waiting_tokens) == (False, 0)
-    assert scheduler.plan(0) is None
