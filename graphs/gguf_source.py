@@ -13,7 +13,7 @@ from graphs.gguf_blocks import decode_blocks
 from graphs.rope import Float32Array
 from graphs.spec import ModelSpec
 from graphs.spec_gguf import spec_from_gguf
-from graphs.tensors import BlockWeights, UInt8Array, check_shapes, require_finite
+from graphs.tensors import BlockWeights, StoredNames, UInt8Array, check_shapes, require_finite
 
 _MAGIC = b"GGUF"
 _MAX_LIST = 4096  # longer metadata lists are vocabularies, which a ModelSpec doesn't need
@@ -31,6 +31,7 @@ _LAYER_NAMES = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
+_NAMES = StoredNames(_TOP_NAMES, "blk", _LAYER_NAMES)
 
 
 def open_gguf(path: Path) -> GGUFReader:
@@ -95,13 +96,7 @@ class GgufSource:
         return blocks
 
     def _file_name(self, name: str) -> str:
-        if name == "head" and self.spec.tie_word_embeddings:
-            name = "embed"
-        if name in _TOP_NAMES:
-            return _TOP_NAMES[name]
-        _, layer, part = name.split(".", 2)
-        part, _, kind = part.partition(".")
-        return f"blk.{layer}.{_LAYER_NAMES[part]}.{kind or 'weight'}"
+        return _NAMES.stored(name, self.spec)
 
     def _divisors(self) -> tuple[float, ...] | None:
         tensor = self._tensors.get("rope_freqs.weight")

@@ -12,7 +12,7 @@ from graphs.fields import Fields
 from graphs.rope import Float32Array
 from graphs.spec import ModelSpec
 from graphs.spec_config import spec_from_config, token_ids
-from graphs.tensors import BlockWeights, UInt8Array, check_shapes, require_finite
+from graphs.tensors import BlockWeights, StoredNames, UInt8Array, check_shapes, require_finite
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -30,6 +30,7 @@ _LAYER_NAMES = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
+_NAMES = StoredNames(_TOP_NAMES, "model.layers", _LAYER_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +86,7 @@ class HfSource:
         return None
 
     def _file_name(self, name: str) -> str:
-        if name == "head" and self.spec.tie_word_embeddings:
-            name = "embed"
-        if name in _TOP_NAMES:
-            return _TOP_NAMES[name]
-        _, layer, part = name.split(".", 2)
-        part, _, kind = part.partition(".")
-        return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind or 'weight'}"
+        return _NAMES.stored(name, self.spec)
 
 
 def _read_json(path: Path) -> dict[str, object]:

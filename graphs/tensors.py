@@ -48,6 +48,25 @@ class BlockWeights:
         return weights.reshape(self.codes.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredNames:
+    """What a file format calls the canonical tensors."""
+
+    top: Mapping[str, str]  # embed, final_norm and head -> stored name
+    layers: str  # what the number of a layer follows
+    parts: Mapping[str, str]  # part of a layer -> stored part, without ".weight" or ".bias"
+
+    def stored(self, name: str, spec: ModelSpec) -> str:
+        """The stored name of canonical tensor `name`; of a tied head, the embedding's."""
+        if name == "head" and spec.tie_word_embeddings:
+            name = "embed"
+        if name in self.top:
+            return self.top[name]
+        _, layer, part = name.split(".", 2)
+        part, _, kind = part.partition(".")
+        return f"{self.layers}.{layer}.{self.parts[part]}.{kind or 'weight'}"
+
+
 class TensorSource(Protocol):
     """A model's tensors by canonical name, read from the file when asked for and not kept."""
 
