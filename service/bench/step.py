@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import time
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
@@ -20,6 +20,7 @@ from typing import Final
 
 from service.bench.decode_state import filled_scheduler, noisy_kv_cache
 from service.bench.node_times import node_times_ns, split
+from service.bench.number_lists import positive_numbers
 from service.bench.read_bandwidth import ReadBandwidth
 from service.core.scheduler import Scheduler
 from service.errors import ConfigError
@@ -62,8 +63,12 @@ class _Case:
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags of the command."""
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="model folder")
-    parser.add_argument("--batch", type=_numbers, default="1,4,16,64", metavar="N,..", help="sequences per step")
-    parser.add_argument("--context", type=_numbers, default="64,512,2048", metavar="N,..", help="tokens per sequence")
+    parser.add_argument(
+        "--batch", type=positive_numbers, default="1,4,16,64", metavar="N,..", help="sequences per step"
+    )
+    parser.add_argument(
+        "--context", type=positive_numbers, default="64,512,2048", metavar="N,..", help="tokens per sequence"
+    )
     parser.add_argument("--steps", type=int, default=16, metavar="N", help="steps per case (default 16)")
     parser.add_argument("--kv-dtype", default="auto", choices=("auto", *KvDtype), help="element type of the KV buffer")
     parser.add_argument("--block-size", type=int, default=16, metavar="N", help="token positions per block")
@@ -203,14 +208,3 @@ def _shares(forward_ns: int, node_times: Counter[str]) -> tuple[float, float]:
 
 def _median_ms(values_ns: Iterable[int]) -> float:
     return statistics.median(values_ns) / 1e6
-
-
-def _numbers(text: str) -> list[int]:
-    """A comma-separated list of positive integers."""
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is not a list of numbers like 1,4,16") from None
-    if min(numbers) < 1:
-        raise ArgumentTypeError(f"{text!r} holds a number below 1")
-    return numbers
