@@ -48,6 +48,7 @@ class BatchState:
         self.min_p: Float32Array = np.zeros(max_num_seqs, np.float32)
         self.seed: Int64Array = np.zeros(max_num_seqs, np.int64)  # the 64 bits of SamplingParams.seed
         self.rank: Int64Array = np.zeros(max_num_seqs, np.int64)  # Sequence.rank
+        self.tenant_slot: Int32Array = np.zeros(max_num_seqs, np.int32)  # Sequence.tenant_slot
         self.min_num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens a stop token may follow
         self.max_num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens that end it with LENGTH
         # [widest, max_num_seqs], a row's in a column, padded with NO_TOKEN; a new array when a request needs it wider
@@ -68,7 +69,7 @@ class BatchState:
         blocks: Int32Array = table[np.arange(width) < counts[:, None]]
         return blocks
 
-    def add_row(self, request: Request, token_ids: Int32Array, rank: int = 0) -> int:
+    def add_row(self, request: Request, token_ids: Int32Array, rank: int = 0, tenant_slot: int = 0) -> int:
         """Append a row that has computed nothing and holds no block. Returns its number.
 
         `token_ids` are the known tokens, int32[num_tokens]: the prompt, and after a preemption the output so far.
@@ -89,6 +90,7 @@ class BatchState:
         self.min_p[row] = sampling.min_p
         self.seed[row] = _as_signed(sampling.seed)
         self.rank[row] = rank
+        self.tenant_slot[row] = tenant_slot
         self.min_num_tokens[row] = min(num_prompt_tokens + sampling.min_tokens, self.max_model_len)
         self.max_num_tokens[row] = min(num_prompt_tokens + sampling.max_tokens, self.max_model_len)
         self.sampling[row] = sampling
@@ -157,6 +159,7 @@ class BatchState:
             self.min_p,
             self.seed,
             self.rank,
+            self.tenant_slot,
             self.min_num_tokens,
             self.max_num_tokens,
         )

@@ -5,10 +5,12 @@ import numpy as np
 from service.core.batch_state import BatchState
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget
+from service.core.ordering import OrderingPolicy
 from service.core.plan import StepPlan
 from service.core.preemption import choose_victim
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
+from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import BoolArray, Int32Array
 from service.core.waiting_queue import WaitingQueue
 
@@ -42,12 +44,13 @@ class Planner:
     """Chooses a step's tokens and reserves their blocks. Stateless between steps; used by the Scheduler alone.
 
     1. Every decode row gets its token, and a block when its last one is full. Blocks missing are taken from the
-       sequences of the highest rank, decoding or not.
-    2. Rows that catch up with a prompt share the rest of the token budget, lowest rank first. A chunk takes what
+       sequences that the policy puts last, decoding or not.
+    2. Rows that catch up with a prompt share the rest of the token budget in the policy's order. A chunk takes what
        blocks there are, and never preempts.
     3. The queue's head is admitted while rows, tokens and blocks allow: all its blocks must be there, beside those
        that admitted prompts have yet to take and beside the watermark. With nothing running the watermark does not
-       count. A step that has preempted admits nobody.
+       count. A head whose blocks are not there may be passed by a few that come behind it, a bounded number of times.
+       A step that has preempted admits nobody.
 
     So a step is never empty while there is work. Blocks promised to admitted prompts are free or lent to decode rows;
     a decode row that finds no block makes the last rank give up its own, so that one is left that can go on; without
@@ -55,9 +58,15 @@ class Planner:
     """
 
     def __init__(
-        self, config: SchedulerConfig, batch: BatchState, pool: BlockPool, queue: WaitingQueue, budget: ChunkBudget
+        self,
+        config: SchedulerConfig,
+        state: tuple[BatchState, BlockPool, WaitingQueue],
+        policy: OrderingPolicy,
+        budget: ChunkBudget,
     ) -> None:
+        batch, pool, queue = state
         self._config = config
+        self._policy = policy
         self._batch = batch
         self._pool = pool
         self._queue = queue
@@ -88,7 +97,7 @@ class Planner:
         held_tokens = batch.num_blocks[:num_decode_rows] * self._config.block_size
         is_full = batch.num_computed_tokens[:num_decode_rows] == held_tokens
         while np.count_nonzero(is_full) > self._pool.num_free:
-            victim = choose_victim(batch, reservation.is_kept(batch.num_rows))
+            victim = choose_victim(batch, self._policy, reservation.is_kept(batch.num_rows))
             reservation.preempt(victim)
             if victim < num_decode_rows:
                 is_full[victim] = False
@@ -113,7 +122,7 @@ class Planner:
         if first == end:
             return 0
         rows = first + np.flatnonzero(reservation.is_kept(end)[first:])
-        rows = rows[np.argsort(batch.rank[rows])]
+        rows = rows[self._policy.standing(batch, rows.astype(np.int32))]
         left = batch.num_tokens[rows] - batch.num_computed_tokens[rows]
         slots = batch.num_blocks[rows] * block_size - batch.num_computed_tokens[rows]
         for row, num_left, num_slots in zip(rows.tolist(), left.tolist(), slots.tolist(), strict=True):
@@ -126,14 +135,30 @@ class Planner:
         """Admit sequences while tokens, rows and `num_spare_blocks` suffice, and choose their first chunks."""
         batch, block_size = self._batch, self._config.block_size
         while chunks.num_tokens_left > 0 and batch.num_rows < batch.max_num_seqs:
-            head = self._queue.peek()
-            if head is None:
+            # With nothing running the head fits, whatever the watermark says.
+            max_blocks = num_spare_blocks if batch.num_rows else self._config.num_blocks
+            sequence, passed = self._next_admission(max_blocks)
+            if sequence is None:
                 return
-            num_blocks = -(-head.num_tokens // block_size)
-            if batch.num_rows and num_blocks > num_spare_blocks:
-                return
-            num_spare_blocks -= num_blocks
-            chunks.add(reservation.admit(), head.num_tokens, 0)
+            num_spare_blocks -= -(-sequence.num_tokens // block_size)
+            chunks.add(reservation.admit(sequence, passed), sequence.num_tokens, 0)
+
+    def _next_admission(self, max_blocks: int) -> tuple[Sequence | None, list[Sequence]]:
+        """The first sequence of the queue that `max_blocks` suffice for, and those that it passes.
+
+        None when a sequence that may not be passed comes before, or none within the window fits.
+        """
+        ordering = self._config.ordering
+        passed: list[Sequence] = []
+        for count in (1, 1 + ordering.skip_window):  # the head mostly fits, and it is quicker to find alone
+            for sequence in self._queue.first(count)[len(passed) :]:
+                if sequence.num_tokens <= max_blocks * self._config.block_size:
+                    return sequence, passed
+                # A preempted one is in the middle of its answer: whoever passes it takes the blocks it waits for.
+                if sequence.num_skips >= ordering.max_skips or sequence.status is SequenceStatus.PREEMPTED:
+                    return None, []
+                passed.append(sequence)
+        return None, []
 
     def _mixed_plan(self, step_id: int, decode_rows: Int32Array, chunks: _Chunks) -> StepPlan:
         batch, num_decode_rows = self._batch, len(decode_rows)

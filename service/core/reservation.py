@@ -31,10 +31,12 @@ class _Preemption:
 
 @dataclass(frozen=True, slots=True)
 class _Admission:
-    """The sequence left the queue for the last row."""
+    """The sequence left the queue for the last row, past the sequences `passed`."""
 
     sequence: Sequence
     status: SequenceStatus
+    num_skips: int
+    passed: list[Sequence]
 
 
 class Reservation:
@@ -89,12 +91,15 @@ class Reservation:
         self.num_lost_tokens += num_computed_tokens
         self._changes.append(_Preemption(row, blocks, num_computed_tokens))
 
-    def admit(self) -> int:
-        """Move the next sequence of the queue to a new row, without blocks. Returns the row."""
-        sequence = self._queue.pop()
-        self._changes.append(_Admission(sequence, sequence.status))
+    def admit(self, sequence: Sequence, passed: list[Sequence]) -> int:
+        """Move a sequence of the queue to a new row, without blocks, past those that go before it. Returns the row."""
+        self._queue.admit(sequence)
+        self._changes.append(_Admission(sequence, sequence.status, sequence.num_skips, passed))
         sequence.status = SequenceStatus.RUNNING
-        return self._batch.add_row(sequence.request, sequence.token_ids, sequence.rank)
+        sequence.num_skips = 0
+        for other in passed:
+            other.num_skips += 1
+        return self._batch.add_row(sequence.request, sequence.token_ids, sequence.rank, sequence.tenant_slot)
 
     def undo(self) -> None:
         """Take all changes back."""
@@ -109,9 +114,11 @@ class Reservation:
                     self._batch.block_table[row, : len(blocks)] = blocks
                     self._batch.num_blocks[row] = len(blocks)
                     self._batch.num_computed_tokens[row] = num_computed_tokens
-                case _Admission(sequence, status):
+                case _Admission(sequence, status, num_skips, passed):
                     self._batch.pop_row()
-                    sequence.status = status
+                    sequence.status, sequence.num_skips = status, num_skips
+                    for other in passed:
+                        other.num_skips -= 1
                     self._queue.push(sequence)
 
     def _grow(self, growth: _Growth) -> None:

@@ -8,7 +8,7 @@ from service.core.admission import check_room, check_size
 from service.core.batch_state import BatchState, Rows
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget, TokenRate
-from service.core.ordering import FirstComeFirstServed
+from service.core.ordering import create_policy
 from service.core.plan import StepPlan
 from service.core.planner import Planner
 from service.core.reservation import Reservation
@@ -52,10 +52,10 @@ class Scheduler:
         self.config = config
         self._batch = BatchState(config.max_num_seqs, config.max_model_len, config.block_size)
         self._pool = BlockPool(config.num_blocks)
-        self._queue = WaitingQueue()
-        self._policy = FirstComeFirstServed()
+        self._policy = create_policy(config.ordering)
+        self._queue = WaitingQueue(self._policy)
         budget = ChunkBudget(config.max_num_batched_tokens, config.max_chunk_tokens)
-        self._planner = Planner(config, self._batch, self._pool, self._queue, budget)
+        self._planner = Planner(config, (self._batch, self._pool, self._queue), self._policy, budget)
         self._sequences: dict[int, Sequence] = {}  # every live sequence
         self._flight: _Flight | None = None
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
@@ -103,7 +103,7 @@ class Scheduler:
         assert request.seq_id not in self._sequences, "seq_id is unique in the life of the process"
         check_size(request, self.config)
         check_room(request, self._queue, self._rate, self.config)
-        sequence = Sequence(request, self._policy.rank(request), request.prompt_token_ids)
+        sequence = Sequence(request, *self._policy.enter(request), request.prompt_token_ids)
         self._sequences[request.seq_id] = sequence
         self._queue.push(sequence)
         self._num_submitted += 1
@@ -154,6 +154,7 @@ class Scheduler:
         batch.num_computed_tokens[_as_slice(plan.rows)] += plan.num_scheduled
         rows = _as_slice(sampled_rows)
         batch.append_tokens(rows, result.token_ids)
+        self._policy.commit(batch, rows)
         reasons = finish_reasons(batch, rows, result.token_ids, self.config.max_kv_tokens)
         reasons[result.failed] = FinishReason.ERROR
         delta = self._delta(plan, batch.seq_ids[rows].copy(), reasons, result)
@@ -168,6 +169,7 @@ class Scheduler:
         Sequences that were added or cancelled meanwhile stay added or cancelled.
         """
         self._landed(plan).reservation.undo()
+        self._policy.abort()
         for seq_id in self._cancelled_in_flight:
             if seq_id in self._queue:
                 self._queue.remove(seq_id)
@@ -182,6 +184,7 @@ class Scheduler:
             self.config,
             (self._batch, self._pool, self._queue),
             counters=self.counters,
+            policy_counters=self._policy.counters(),
             plan=self._flight.plan if self._flight is not None else None,
             cancelled_in_flight=tuple(self._cancelled_in_flight),
         )
@@ -245,7 +248,7 @@ class Scheduler:
         self._queue.push(sequence)
 
     def _forget(self, seq_id: int) -> None:
-        del self._sequences[seq_id]
+        self._policy.leave(self._sequences.pop(seq_id))
         self._num_finished += 1
 
 

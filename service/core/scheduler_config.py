@@ -1,8 +1,34 @@
 """The scheduler's limits."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from service.errors import ConfigError
+
+Policy = Literal["fcfs", "priority", "fair"]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderingConfig:
+    """Which policy orders the queue, and what it needs to know. Raises ConfigError for a value out of range."""
+
+    policy: Policy = "fcfs"
+    aging_ns: int = 10_000_000_000  # priority: time in the queue that makes up for one level
+    tenant_weights: tuple[tuple[str, float], ...] = ()  # fair: share of a tenant; 1 where it is not named
+    output_token_cost: float = 2.0  # fair: of a token that is generated; one of a prompt costs 1
+    max_idle_tenants: int = 4096  # fair: whose counters are kept while they have no request
+    skip_window: int = 8  # sequences that may be looked at behind one that does not fit the free blocks
+    max_skips: int = 16  # admissions that may pass a sequence that does not fit; the next one waits for it
+
+    def __post_init__(self) -> None:
+        """Check the values, once."""
+        limits = (("aging_ns", 1), ("max_idle_tenants", 0), ("skip_window", 0), ("max_skips", 0))
+        for name, least in limits:
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least {least}")
+        for name, value in (("output_token_cost", self.output_token_cost), *self.tenant_weights):
+            if not 0.0 < value < float("inf"):
+                raise ConfigError(f"the weight of {name!r} is {value}, but must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +47,7 @@ class SchedulerConfig:
     max_waiting_tokens: int = 1 << 20  # known tokens in the queue, above which new ones are refused
     max_chunk_tokens: int = 0  # prompt tokens of one step, all chunks together; 0: what decode leaves of the step
     watermark_fraction: float = 0.01  # of the blocks, kept free by admission so that running sequences can grow
+    ordering: OrderingConfig = OrderingConfig()
 
     def __post_init__(self) -> None:
         """Check the limits, once."""

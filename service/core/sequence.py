@@ -23,10 +23,12 @@ class Sequence:
     """
 
     request: Request
-    rank: int  # place in the order of the policy; lower goes first, and keeps its blocks longest
+    rank: int  # place in the order of the policy; of two sequences the lower goes first
+    tenant_slot: int  # the policy's number of the tenant
     token_ids: Int32Array  # [num_tokens]
     status: SequenceStatus = SequenceStatus.WAITING
     num_preemptions: int = 0
+    num_skips: int = 0  # admissions that passed it since it came to the queue
 
     @property
     def seq_id(self) -> int:

@@ -46,6 +46,7 @@ class QueuedSnapshot:
     rank: int
     token_ids: tuple[int, ...]
     num_preemptions: int
+    num_skips: int
     is_preempted: bool
 
 
@@ -73,6 +74,7 @@ class SchedulerSnapshot:
     free_blocks: tuple[int, ...]  # in stack order
     num_evictable_blocks: int
     ref_counts: tuple[int, ...]  # [num_blocks]
+    policy_counters: tuple[tuple[str, float], ...]
     plan: PlanSnapshot | None
     cancelled_in_flight: tuple[int, ...]  # running sequences that end when the plan has landed
 
@@ -82,6 +84,7 @@ def take_snapshot(
     state: tuple[BatchState, BlockPool, WaitingQueue],
     *,
     counters: SchedulerCounters,
+    policy_counters: tuple[tuple[str, float], ...],
     plan: StepPlan | None,
     cancelled_in_flight: tuple[int, ...],
 ) -> SchedulerSnapshot:
@@ -98,6 +101,7 @@ def take_snapshot(
                 sequence.rank,
                 tuple(sequence.token_ids.tolist()),
                 sequence.num_preemptions,
+                sequence.num_skips,
                 sequence.status is SequenceStatus.PREEMPTED,
             )
             for sequence in queue.in_order()
@@ -105,6 +109,7 @@ def take_snapshot(
         free_blocks=tuple(pool.free_blocks().tolist()),
         num_evictable_blocks=0,
         ref_counts=tuple(pool.ref_counts.tolist()),
+        policy_counters=policy_counters,
         plan=None if plan is None else _plan_snapshot(plan),
         cancelled_in_flight=cancelled_in_flight,
     )

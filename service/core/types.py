@@ -57,6 +57,7 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     tenant: str = ""
     arrival_ns: int = 0
+    priority: int = 0  # higher goes first, where the policy looks at it
 
 
 @dataclass(frozen=True, slots=True)

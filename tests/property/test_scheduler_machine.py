@@ -18,8 +18,10 @@ from service.core.batch_state import BatchState
 from service.core.invariants import progress, restored, violations
 from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler, SchedulerConfig
+from service.core.scheduler_config import OrderingConfig, Policy
 from service.core.types import FinishReason, Request, SamplingParams, StepResult, TokenLogprobs
 from service.errors import InvalidRequestError, OverloadedError, UnserviceableError
+from tests.property.orderings import AGING_NS, orderings
 
 VOCAB_SIZE = 31
 EOS_TOKEN_ID = 0
@@ -91,6 +93,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_waiting_tokens=draw(st.sampled_from([1000, 20])),
         max_chunk_tokens=draw(st.sampled_from([0, 0, 1, 5])),
         watermark_fraction=draw(st.sampled_from([0.0, 0.0, 0.3])),
+        ordering=draw(orderings()),
     )
 
 
@@ -133,7 +136,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, sampling=sampling_params())
     def add(self, prompt: list[int], sampling: SamplingParams) -> None:
         seq_id = len(self.outputs) + 100
-        request = Request(seq_id, np.array(prompt, np.int32), sampling, (EOS_TOKEN_ID,))
+        tenant, arrival_ns, priority = f"tenant {seq_id % 3}", seq_id * AGING_NS // 2, seq_id * 7 % 5
+        request = Request(
+            seq_id, np.array(prompt, np.int32), sampling, (EOS_TOKEN_ID,), tenant, arrival_ns, priority=priority
+        )
         config, queue = self.config, self.scheduler.snapshot().queue
         waiting_tokens = sum(len(queued.token_ids) for queued in queue)
         try:
@@ -241,7 +247,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         snapshot = self.scheduler.snapshot()
         assert violations(snapshot) == []
-        if snapshot.plan is None and snapshot.rows and snapshot.queue:
+        assert max((queued.num_skips for queued in snapshot.queue), default=0) <= self.config.ordering.max_skips
+        ordering = self.config.ordering
+        is_strict = ordering.policy == "fcfs" and ordering.skip_window == 0
+        if is_strict and snapshot.plan is None and snapshot.rows and snapshot.queue:
             assert max(row.rank for row in snapshot.rows) < min(queued.rank for queued in snapshot.queue)
 
     def teardown(self) -> None:
@@ -271,8 +280,8 @@ SchedulerMachine.TestCase.settings = settings(
 TestSchedulerMachine = SchedulerMachine.TestCase
 
 
-@pytest.mark.parametrize("max_chunk_tokens", [0, 3])
-def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int) -> None:
+@pytest.mark.parametrize(("max_chunk_tokens", "policy"), [(0, "fcfs"), (3, "fcfs"), (0, "priority"), (0, "fair")])
+def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int, policy: Policy) -> None:
     """The machine's own moves at random, with far more preemptions than hypothesis finds worth trying."""
     rng = np.random.default_rng(11)
     machine = SchedulerMachine()
@@ -283,6 +292,7 @@ def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int) 
         max_num_batched_tokens=13,
         max_model_len=30,
         max_chunk_tokens=max_chunk_tokens,
+        ordering=OrderingConfig(policy, AGING_NS, max_idle_tenants=1, max_skips=3),
     )
     machine.start(config, [])
     for _ in range(1200):

@@ -5,6 +5,7 @@ import numpy as np
 from service.core.batch_state import BatchState
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget
+from service.core.ordering import FirstComeFirstServed
 from service.core.planner import Planner
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
@@ -14,8 +15,9 @@ from service.core.waiting_queue import WaitingQueue
 
 def test_prompts_in_progress_share_tokens_and_blocks_lowest_rank_first():
     config = SchedulerConfig(num_blocks=6, block_size=4, max_num_seqs=4, max_num_batched_tokens=30, max_model_len=32)
-    batch, pool, queue = BatchState(4, 32, 4), BlockPool(6), WaitingQueue()
-    planner = Planner(config, batch, pool, queue, ChunkBudget(30))
+    policy = FirstComeFirstServed()
+    batch, pool, queue = BatchState(4, 32, 4), BlockPool(6), WaitingQueue(policy)
+    planner = Planner(config, (batch, pool, queue), policy, ChunkBudget(30))
     for seq_id, rank in [(1, 2), (2, 0), (3, 1)]:
         tokens = np.arange(10, dtype=np.int32)
         batch.add_row(Request(seq_id, tokens, SamplingParams(5)), tokens, rank)

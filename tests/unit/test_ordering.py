@@ -1,0 +1,192 @@
+"""Who is admitted next under each policy, worked out by hand."""
+
+import numpy as np
+import pytest
+
+from service.core.scheduler import Scheduler
+from service.core.scheduler_config import OrderingConfig
+from service.core.types import Request, SamplingParams
+from service.errors import ConfigError
+from tests.unit.scheduler_steps import add, commit, make, scheduled, step
+
+SECOND = 1_000_000_000
+
+
+def ask(
+    scheduler: Scheduler, seq_id: int, tenant: str = "", *, num_tokens: int = 4, max_tokens: int = 1, **fields: int
+) -> None:
+    prompt = np.arange(num_tokens, dtype=np.int32)
+    scheduler.add(Request(seq_id, prompt, SamplingParams(max_tokens), (), tenant, **fields))  # type: ignore[arg-type]
+
+
+def admissions(scheduler: Scheduler, num_steps: int) -> list[int]:
+    """Who computes something in each of the next steps, in order; for steps of one sequence."""
+    return [seq_id for _ in range(num_steps) for seq_id, _, _ in step(scheduler)]
+
+
+def counter(scheduler: Scheduler, name: str) -> float:
+    return dict(scheduler.snapshot().policy_counters)[name]
+
+
+def test_a_higher_priority_passes_those_that_have_waited_less_than_it_is_worth():
+    scheduler = make(max_num_seqs=1, ordering=OrderingConfig("priority", aging_ns=10 * SECOND))
+    ask(scheduler, 1, arrival_ns=0)
+    ask(scheduler, 2, arrival_ns=1)
+    ask(scheduler, 3, arrival_ns=20 * SECOND, priority=2)  # ties with 1, which has the lower id
+    ask(scheduler, 4, arrival_ns=20 * SECOND, priority=3)
+    ask(scheduler, 5, arrival_ns=20 * SECOND + 2, priority=2)
+    assert admissions(scheduler, 5) == [4, 1, 3, 2, 5]
+
+
+def test_the_lower_priority_gives_its_blocks_up():
+    scheduler = make(num_blocks=5, ordering=OrderingConfig("priority"))
+    ask(scheduler, 1, num_tokens=7, max_tokens=9)
+    ask(scheduler, 2, num_tokens=7, max_tokens=9, priority=1)
+    step(scheduler)
+    step(scheduler)
+    assert step(scheduler) == [(2, 1, True)]
+
+
+def test_tenants_take_turns_by_tokens_and_not_by_requests():
+    scheduler = make(max_num_seqs=1, ordering=OrderingConfig("fair"))
+    for seq_id in range(1, 4):
+        ask(scheduler, seq_id, "long", num_tokens=10)  # 10, and 2 for the one token generated
+    for seq_id in range(11, 17):
+        ask(scheduler, seq_id, "short", num_tokens=4)  # 4 and 2
+    # Counters of long and short before each choice, ties to the earlier arrival: 0-0, 12-0, 12-6, 12-12, 24-12, ...
+    assert admissions(scheduler, 9) == [1, 11, 12, 2, 13, 14, 3, 15, 16]
+
+
+def test_the_prompts_of_one_step_are_charged_before_the_next_is_chosen():
+    scheduler = make(ordering=OrderingConfig("fair"))
+    for seq_id, tenant in ((1, "a"), (2, "a"), (3, "a"), (4, "b"), (5, "c")):
+        ask(scheduler, seq_id, tenant)
+    assert [seq_id for seq_id, _, _ in step(scheduler)] == [1, 4, 5, 2]
+
+
+def test_a_tenant_of_weight_three_gets_three_times_the_tokens():
+    scheduler = make(max_num_seqs=1, ordering=OrderingConfig("fair", tenant_weights=(("a", 3.0),)))
+    for seq_id in range(12):
+        ask(scheduler, seq_id, "a")
+        ask(scheduler, 100 + seq_id, "b")
+    assert sum(seq_id < 100 for seq_id in admissions(scheduler, 12)) == 9
+
+
+def test_an_idle_tenant_that_comes_back_is_lifted_to_the_least_that_waits():
+    scheduler = make(max_num_seqs=1, ordering=OrderingConfig("fair"))
+    ask(scheduler, 1, "idle")
+    step(scheduler)
+    for seq_id in range(2, 12):
+        ask(scheduler, seq_id, "busy")
+    admissions(scheduler, 8)
+    assert (counter(scheduler, "idle"), counter(scheduler, "busy")) == (6.0, 48.0)
+    for seq_id in range(21, 25):
+        ask(scheduler, seq_id, "idle")
+    assert counter(scheduler, "idle") == 48.0
+    assert admissions(scheduler, 4) == [10, 21, 11, 22]  # not 21, 22, 23, 24
+
+
+def test_when_nobody_waits_a_tenant_is_lifted_to_the_last_one_admitted():
+    scheduler = make(max_num_seqs=1, ordering=OrderingConfig("fair"))
+    ask(scheduler, 1, "idle")
+    for seq_id in range(2, 5):
+        ask(scheduler, seq_id, "busy")
+        step(scheduler)
+    step(scheduler)
+    ask(scheduler, 9, "idle")
+    assert counter(scheduler, "idle") == 12.0  # what busy had when its last request was admitted
+
+
+def test_tenants_that_are_gone_are_forgotten_beyond_the_limit():
+    scheduler = make(max_num_seqs=1, ordering=OrderingConfig("fair", max_idle_tenants=2))
+    for seq_id in range(50):
+        ask(scheduler, seq_id, f"tenant {seq_id}")
+        step(scheduler)
+    names = [name for name, _ in scheduler.snapshot().policy_counters]
+    assert names == ["tenant 48", "tenant 49", "virtual time", "admissions"]
+    ask(scheduler, 99, "tenant 0")
+    assert counter(scheduler, "tenant 0") == counter(scheduler, "virtual time")
+
+
+def test_every_sixteenth_admission_goes_to_the_oldest_request():
+    scheduler = make(max_num_seqs=1, ordering=OrderingConfig("fair"))
+    ask(scheduler, 1, "old", num_tokens=30)
+    step(scheduler)
+    step(scheduler)
+    ask(scheduler, 2, "old")
+    for seq_id in range(100, 130):  # each of a tenant of its own, served less than "old"
+        ask(scheduler, seq_id, f"tenant {seq_id}")
+    assert admissions(scheduler, 16).index(2) == 14  # the sixteenth, 1 included
+
+
+def test_abort_takes_back_what_a_plan_has_charged():
+    scheduler = make(ordering=OrderingConfig("fair"))
+    ask(scheduler, 1, "a", max_tokens=5)
+    ask(scheduler, 2, "b", max_tokens=5)
+    before = scheduler.snapshot()
+    plan = scheduler.plan(0)
+    scheduler.abort(plan)
+    assert scheduler.snapshot() == before
+    step(scheduler)
+    assert (counter(scheduler, "a"), counter(scheduler, "b")) == (6.0, 6.0)
+    step(scheduler)
+    assert (counter(scheduler, "a"), counter(scheduler, "b")) == (8.0, 8.0)
+
+
+def test_a_head_that_does_not_fit_is_passed_a_bounded_number_of_times():
+    scheduler = make(num_blocks=9, ordering=OrderingConfig(skip_window=2, max_skips=2))  # 8 blocks of 4
+    add(scheduler, 1, num_tokens=17)  # takes 5
+    step(scheduler)
+    add(scheduler, 2, num_tokens=16)  # needs 4
+    for seq_id in (3, 4, 5):
+        add(scheduler, seq_id, num_tokens=4, max_tokens=1)
+    assert step(scheduler) == [(1, 1, True), (3, 4, True), (4, 4, True)]
+    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(2, 2), (5, 0)]
+    assert step(scheduler) == [(1, 1, True)]  # 5 would fit
+    scheduler.cancel(1)
+    assert [seq_id for seq_id, _, _ in step(scheduler)] == [2]  # all 16 tokens of the step
+    assert [seq_id for seq_id, _, _ in step(scheduler)] == [2, 5]
+
+
+def test_only_the_window_behind_a_head_is_looked_at():
+    scheduler = make(num_blocks=9, ordering=OrderingConfig(skip_window=2))
+    add(scheduler, 1, num_tokens=17)
+    step(scheduler)
+    for seq_id, num_tokens in ((2, 16), (3, 16), (4, 16), (5, 4)):
+        add(scheduler, seq_id, num_tokens)
+    assert step(scheduler) == [(1, 1, True)]
+    scheduler.cancel(2)
+    assert step(scheduler) == [(1, 1, True), (5, 4, True)]
+
+
+def test_abort_takes_back_the_skips():
+    scheduler = make(num_blocks=9)
+    add(scheduler, 1, num_tokens=17)
+    step(scheduler)
+    add(scheduler, 2, num_tokens=16)
+    add(scheduler, 3, num_tokens=4)
+    before = scheduler.snapshot()
+    for _ in range(3):
+        plan = scheduler.plan(0)
+        assert [seq_id for seq_id, _, _ in scheduled(scheduler, plan)] == [1, 3]
+        scheduler.abort(plan)
+        assert scheduler.snapshot() == before
+    commit(scheduler, scheduler.plan(0))
+    assert scheduler.snapshot().queue[0].num_skips == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"aging_ns": 0},
+        {"output_token_cost": 0.0},
+        {"tenant_weights": (("a", 0.0),)},
+        {"tenant_weights": (("a", float("nan")),)},
+        {"max_idle_tenants": -1},
+        {"skip_window": -1},
+        {"max_skips": -1},
+    ],
+)
+def test_orderings_that_make_no_sense_are_refused(changes: dict[str, int]):
+    with pytest.raises(ConfigError):
+        OrderingConfig(**changes)  # type: ignore[arg-type]
