@@ -24,6 +24,7 @@ def filled_scheduler(limits: ExecutorLimits, batch: int, num_prompt_tokens: int)
         max_model_len=limits.max_model_len,
         max_waiting_tokens=batch * num_prompt_tokens,
         watermark_fraction=0.0,
+        prefix_cache=False,  # all prompts are the same, and would share their blocks
     )
     scheduler = Scheduler(config)
     for seq_id in range(batch):

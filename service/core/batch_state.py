@@ -42,6 +42,7 @@ class BatchState:
         self.num_computed_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # tokens whose K and V are in blocks
         self.block_table: Int32Array = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)  # then the null block
         self.num_blocks: Int32Array = np.zeros(max_num_seqs, np.int32)  # valid entries of each block table row
+        self.num_published_blocks: Int32Array = np.zeros(max_num_seqs, np.int32)  # of them, in the prefix cache
         self.temperature: Float32Array = np.zeros(max_num_seqs, np.float32)
         self.top_k: Int32Array = np.zeros(max_num_seqs, np.int32)
         self.top_p: Float32Array = np.ones(max_num_seqs, np.float32)
@@ -84,6 +85,7 @@ class BatchState:
         self.num_tokens[row] = len(token_ids)
         self.num_computed_tokens[row] = 0
         self.num_blocks[row] = 0
+        self.num_published_blocks[row] = 0
         self.temperature[row] = sampling.temperature
         self.top_k[row] = sampling.top_k
         self.top_p[row] = sampling.top_p
@@ -153,6 +155,7 @@ class BatchState:
             self.num_computed_tokens,
             self.block_table,
             self.num_blocks,
+            self.num_published_blocks,
             self.temperature,
             self.top_k,
             self.top_p,
@@ -169,6 +172,7 @@ class BatchState:
         self.seq_ids[start:end] = -1
         self.block_table[start:end] = NULL_BLOCK
         self.num_blocks[start:end] = 0
+        self.num_published_blocks[start:end] = 0
         self.stop_token_ids[:, start:end] = NO_TOKEN
         self.sampling[start:end] = [None] * (end - start)
         self.eos_token_ids[start:end] = [()] * (end - start)

@@ -1,8 +1,13 @@
 """Who owns which block of the KV buffer."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from service.core.types import NULL_BLOCK, Int32Array
+from service.core.eviction_queue import EvictionQueue
+from service.core.prefix_cache import PrefixCache
+from service.core.types import NULL_BLOCK, Int32Array, Int64Array
+from service.core.undo_log import UndoLog
 
 
 class OutOfBlocksError(Exception):
@@ -10,59 +15,153 @@ class OutOfBlocksError(Exception):
 
 
 class BlockPool:
-    """Reference counts and a stack of free blocks. Owned by the Scheduler.
+    """Reference counts, blank blocks and evictable ones. Owned by the Scheduler.
 
-    Block 0 is the null block: it is never handed out. Every operation has an exact inverse, so that a plan can be
-    taken back: `untake` undoes `take` and `unrelease` undoes `release`, when called in reverse order.
+    A block is referenced (rows hold it), evictable (cached, and nobody holds it) or blank. Block 0 is the null block,
+    and is never handed out. Rows that hold a cached block hold its parent too (`publish` sees to it), and a row's last
+    block is given up first: so the queue of evictable blocks has every block before its parent, and the least
+    recently used leaf in front.
+
+    Changes between `begin` and `roll_back` are taken back exactly.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.num_free = num_blocks - 1
+        self.num_blank = num_blocks - 1
         self.ref_counts: Int32Array = np.zeros(num_blocks, np.int32)  # [num_blocks] rows that hold the block
-        # [num_blocks - 1] the first num_free are free, the last of them goes first; block 1 at the very start
+        self._log = UndoLog()
+        self.cache = PrefixCache(num_blocks, self._log)
+        self._evictable = EvictionQueue(num_blocks, self._log)
+        # [num_blocks - 1] the first num_blank are blank, the last of them goes first; block 1 at the very start
         self._stack: Int32Array = np.arange(num_blocks - 1, NULL_BLOCK, -1, dtype=np.int32)
+        self._marks: Int64Array = np.zeros(num_blocks, np.int64)  # scratch of `_distinct`
 
-    def free_blocks(self) -> Int32Array:
-        """The free blocks in stack order, a copy: int32[num_free]."""
-        return self._stack[: self.num_free].copy()
+    @property
+    def num_evictable(self) -> int:
+        """Cached blocks that nobody holds."""
+        return self._evictable.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be taken: blank and evictable ones."""
+        return self.num_blank + self._evictable.num_blocks
+
+    def blank_blocks(self) -> Int32Array:
+        """The blank blocks in stack order, a copy: int32[num_blank]."""
+        return self._stack[: self.num_blank].copy()
+
+    def evictable_blocks(self) -> Int32Array:
+        """The evictable blocks, the next one to go first: int32[num_evictable]."""
+        return self._evictable.in_order()
+
+    def begin(self) -> None:
+        """From here on, changes can be taken back."""
+        self._evictable.compact()
+        self._log.open()
+
+    def accept(self) -> None:
+        """Keep the changes since `begin`."""
+        self._log.close()
+
+    def roll_back(self) -> None:
+        """Take back the changes since `begin`: the pool is what it was, bit for bit."""
+        self._log.undo()
 
     def take(self, count: int) -> Int32Array:
-        """Hand out `count` free blocks with reference count 1.
+        """Hand out `count` blocks with reference count 1. Cached ones are evicted only when blank ones run out.
 
         Returns int32[count]. Raises OutOfBlocksError, and takes nothing, when fewer are free.
         """
         if count > self.num_free:
             raise OutOfBlocksError(f"{count} blocks asked for, {self.num_free} free")
-        blocks = self._stack[self.num_free - count : self.num_free][::-1].copy()
-        self.num_free -= count
+        num_from_stack = min(count, self.num_blank)
+        blocks = self._stack[self.num_blank - num_from_stack : self.num_blank][::-1].copy()
+        self._set_num_blank(self.num_blank - num_from_stack)
+        if num_from_stack < count:
+            evicted = self._evictable.pop(count - num_from_stack)
+            self.cache.forget(evicted)
+            blocks = np.concatenate([blocks, evicted])
+        self._log.save(self.ref_counts, blocks)
         self.ref_counts[blocks] = 1
         return blocks
 
-    def untake(self, blocks: Int32Array) -> None:
-        """Undo the last `take`, which returned `blocks`."""
-        self.ref_counts[blocks] = 0
-        self._stack[self.num_free : self.num_free + len(blocks)] = blocks[::-1]
-        self.num_free += len(blocks)
+    def hold(self, blocks: Int32Array) -> None:
+        """Add one reference to each of `blocks`, all different, each cached or held already."""
+        if len(blocks) == 0:
+            return
+        unheld = blocks[self.ref_counts[blocks] == 0]
+        if len(unheld):
+            self._evictable.remove(unheld)
+        self._log.save(self.ref_counts, blocks)
+        self.ref_counts[blocks] += 1
 
     def release(self, blocks: Int32Array) -> None:
-        """Give up one reference to each of `blocks`; those that nobody holds any more become free, first one on top."""
+        """Give up one reference to each of `blocks`, as often as it is named; one row's after the other's, in order.
+
+        Cached blocks that nobody holds any more become evictable, a row's last one first; others become blank, and
+        the first one is the next to be taken.
+        """
+        if len(blocks) == 0:
+            return
+        self._log.save(self.ref_counts, blocks)
+        np.subtract.at(self.ref_counts, blocks, 1)
         counts = self.ref_counts[blocks]
-        assert counts.min(initial=1) > 0, "a block was released more often than it was taken"
-        if counts.max(initial=1) == 1:
-            self.ref_counts[blocks] = 0
-            freed = blocks
-        else:
-            np.subtract.at(self.ref_counts, blocks, 1)
-            freed = self._unheld(blocks)
-        self._stack[self.num_free : self.num_free + len(freed)] = freed[::-1]
-        self.num_free += len(freed)
+        assert counts.min() >= 0, "a block was released more often than it was taken"
+        unheld = self._distinct(blocks[counts == 0][::-1])
+        is_cached = self.cache.is_cached[unheld]
+        evictable, blank = unheld[is_cached], unheld[~is_cached]
+        if len(evictable):
+            self._evictable.push(evictable)
+        if len(blank):
+            end = self.num_blank + len(blank)
+            self._log.save(self._stack, slice(self.num_blank, end))
+            self._stack[self.num_blank : end] = blank
+            self._set_num_blank(end)
 
-    def unrelease(self, blocks: Int32Array) -> None:
-        """Undo the last `release`, which was given `blocks`."""
-        self.num_free -= len(self._unheld(blocks))
-        np.add.at(self.ref_counts, blocks, 1)
+    def spoil(self, blocks: Int32Array) -> None:
+        """Drop those of `blocks` from the cache that are in it, for what they held is lost; nobody holds them.
 
-    def _unheld(self, blocks: Int32Array) -> Int32Array:
-        """Those of `blocks` without a reference, each once."""
-        return np.unique(blocks[self.ref_counts[blocks] == 0])
+        With a block its children are to be dropped.
+        """
+        spoilt = blocks[self.cache.is_cached[blocks]]
+        self._evictable.remove(spoilt)
+        self.cache.forget(spoilt)
+        self._stack[self.num_blank : self.num_blank + len(spoilt)] = spoilt
+        self.num_blank += len(spoilt)
+
+    def publish(self, blocks: Int32Array, digests: Sequence[bytes], parent: int) -> Int32Array:
+        """Cache full, computed blocks that follow each other, all held by the same row, which holds `parent` too.
+
+        `parent` is the cached block before them, or the null block. A block whose digest is cached already is given
+        up for the cached one. Returns int32[len(blocks)]: the cached blocks, held by the row.
+        """
+        new: list[tuple[int, bytes, int]] = []
+        cached = blocks.tolist()
+        for index, digest in enumerate(digests):
+            known = self.cache.find(digest)
+            if known is None:
+                new.append((cached[index], digest, parent))
+            else:
+                cached[index] = known
+            parent = cached[index]
+        if new:
+            self.cache.put(*zip(*new, strict=True))
+        if len(new) == len(cached):
+            return blocks
+        held = np.array(cached, np.int32)
+        is_other = held != blocks
+        self.hold(held[is_other])
+        self.release(blocks[is_other])
+        return held
+
+    def _set_num_blank(self, num_blank: int) -> None:
+        old = self.num_blank
+        self._log.add(lambda: setattr(self, "num_blank", old))
+        self.num_blank = num_blank
+
+    def _distinct(self, blocks: Int32Array) -> Int32Array:
+        """Each of `blocks` once, where it comes last."""
+        order = np.arange(len(blocks))
+        self._marks[blocks] = order
+        last: Int32Array = blocks[self._marks[blocks] == order]
+        return last

@@ -1,7 +1,7 @@
 """The scheduler's invariants, as pure functions on a snapshot.
 
-Each yields what is wrong, one line per violation, and nothing when all is well. INV-8 speaks of the prefix cache, and
-INV-10 of tokens: the first comes with the cache, the second is checked where tokens are made.
+Each yields what is wrong, one line per violation, and nothing when all is well. INV-10 speaks of tokens, and is checked
+where tokens are made.
 """
 
 from collections import Counter
@@ -16,10 +16,12 @@ def violations(snapshot: SchedulerSnapshot) -> list[str]:
     checks = (
         every_sequence_is_somewhere,
         every_block_is_somewhere,
+        cached_blocks_form_a_tree,
         ref_counts_match_block_tables,
         blocks_cover_tokens_exactly,
         written_blocks_have_one_owner,
         step_is_within_budget,
+        something_is_left_to_compute,
         decode_rows_come_first,
     )
     return [violation for check in checks for violation in check(snapshot)]
@@ -44,16 +46,40 @@ def every_sequence_is_somewhere(snapshot: SchedulerSnapshot) -> Iterator[str]:
 
 def every_block_is_somewhere(snapshot: SchedulerSnapshot) -> Iterator[str]:
     """INV-2: null + blank + evictable + referenced = num_blocks, and free blocks are unreferenced and distinct."""
-    free = snapshot.free_blocks
+    blank, evictable = snapshot.blank_blocks, snapshot.evictable_blocks
+    free = blank + evictable
     num_referenced = sum(count > 0 for count in snapshot.ref_counts)
-    total = 1 + len(free) + snapshot.num_evictable_blocks + num_referenced
-    if total != snapshot.config.num_blocks:
-        yield f"INV-2: null and {len(free)} blank and {num_referenced} referenced blocks make {total}"
+    total = 1 + len(free) + num_referenced
+    if total != snapshot.config.num_blocks or len(free) != snapshot.counters.num_free_blocks:
+        yield f"INV-2: null, {blank} blank, {evictable} evictable and {num_referenced} referenced make {total}"
     if len(set(free)) != len(free) or NULL_BLOCK in free:
         yield f"INV-2: the free blocks are not distinct real ones: {free}"
     for block in free:
         if snapshot.ref_counts[block]:
             yield f"INV-2: block {block} is free and referenced"
+    cached = {block for block, _, _ in snapshot.cached_blocks}
+    if not cached.issuperset(evictable) or not cached.isdisjoint(blank):
+        yield f"INV-2: of {cached} cached blocks, {evictable} are evictable and {blank} blank"
+
+
+def cached_blocks_form_a_tree(snapshot: SchedulerSnapshot) -> Iterator[str]:
+    """INV-2 too: a cached block's parent is cached, held whenever the block is, and evicted after it."""
+    parents = {block: parent for block, _, parent in snapshot.cached_blocks}
+    places = {block: place for place, block in enumerate(snapshot.evictable_blocks)}
+    if len({digest for _, digest, _ in snapshot.cached_blocks}) != len(parents):
+        yield "INV-2: a digest names two blocks"
+    for block, parent in parents.items():
+        if parent == NULL_BLOCK:
+            continue
+        if parent not in parents:
+            yield f"INV-2: block {block} is cached, and its parent {parent} is not"
+        elif parent in places and places.get(block, len(places)) > places[parent]:
+            yield f"INV-2: block {parent} would be evicted before its child {block}"
+    for row in snapshot.rows:
+        published = row.blocks[: row.num_published_blocks]
+        chain = [(block, parents.get(block)) for block in published]
+        if chain != list(zip(published, (NULL_BLOCK, *published), strict=False)):
+            yield f"INV-2: sequence {row.seq_id} has published {published}, of which (block, parent) are {chain}"
 
 
 def ref_counts_match_block_tables(snapshot: SchedulerSnapshot) -> Iterator[str]:
@@ -77,14 +103,17 @@ def blocks_cover_tokens_exactly(snapshot: SchedulerSnapshot) -> Iterator[str]:
 
 
 def written_blocks_have_one_owner(snapshot: SchedulerSnapshot) -> Iterator[str]:
-    """INV-5: a block written this step has ref_count 1."""
+    """INV-5: a block written this step has ref_count 1, and is not cached: only full blocks are."""
     block_size = snapshot.config.block_size
+    cached = {block for block, _, _ in snapshot.cached_blocks}
     for row, num_scheduled in zip(snapshot.rows, _scheduled(snapshot), strict=True):
         start = row.num_computed_tokens
         for position in range(start, start + num_scheduled):
             block = row.blocks[position // block_size] if position // block_size < len(row.blocks) else NULL_BLOCK
             if snapshot.ref_counts[block] != 1:
                 yield f"INV-5: sequence {row.seq_id} writes block {block}, held {snapshot.ref_counts[block]} times"
+            if block in cached:
+                yield f"INV-5: sequence {row.seq_id} writes block {block}, which is cached"
 
 
 def step_is_within_budget(snapshot: SchedulerSnapshot) -> Iterator[str]:
@@ -110,6 +139,13 @@ def step_is_within_budget(snapshot: SchedulerSnapshot) -> Iterator[str]:
     is_decode = [count == 1 and samples for count, samples in zip(plan.num_scheduled, plan.samples, strict=True)]
     if is_decode != [index < plan.num_decode_rows for index in range(len(plan.rows))]:
         yield f"INV-6: {plan.num_decode_rows} decode rows do not come first: {is_decode}"
+
+
+def something_is_left_to_compute(snapshot: SchedulerSnapshot) -> Iterator[str]:
+    """INV-8: a prefix hit leaves at least one token to compute."""
+    for row in snapshot.rows:
+        if row.num_computed_tokens >= len(row.token_ids):
+            yield f"INV-8: sequence {row.seq_id} has computed {row.num_computed_tokens} of {len(row.token_ids)} tokens"
 
 
 def decode_rows_come_first(snapshot: SchedulerSnapshot) -> Iterator[str]:

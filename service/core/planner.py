@@ -8,6 +8,7 @@ from service.core.budget import ChunkBudget
 from service.core.ordering import OrderingPolicy
 from service.core.plan import StepPlan
 from service.core.preemption import choose_victim
+from service.core.prefixes import Prefixes, PrefixHit
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
@@ -25,6 +26,10 @@ class _Chunks:
         self.num_blocks: list[int] = []  # that each takes anew
         self._block_size = block_size
         self._num_blocks_left = num_blocks_left
+
+    def revive(self, num_blocks: int) -> None:
+        """Count out evictable blocks that an admitted prefix holds again."""
+        self._num_blocks_left -= num_blocks
 
     def add(self, row: int, num_wanted: int, num_slots: int) -> None:
         """Choose as much of a row's `num_wanted` tokens as fits; its blocks have `num_slots` unused slots."""
@@ -47,10 +52,10 @@ class Planner:
        sequences that the policy puts last, decoding or not.
     2. Rows that catch up with a prompt share the rest of the token budget in the policy's order. A chunk takes what
        blocks there are, and never preempts.
-    3. The queue's head is admitted while rows, tokens and blocks allow: all its blocks must be there, beside those
-       that admitted prompts have yet to take and beside the watermark. With nothing running the watermark does not
-       count. A head whose blocks are not there may be passed by a few that come behind it, a bounded number of times.
-       A step that has preempted admits nobody.
+    3. The queue's head is admitted while rows, tokens and blocks allow, with the longest prefix that is cached: all
+       its other blocks must be there, beside those that admitted prompts have yet to take and beside the watermark.
+       With nothing running the watermark does not count. A head whose blocks are not there may be passed by a few
+       that come behind it, a bounded number of times. A step that has preempted admits nobody.
 
     So a step is never empty while there is work. Blocks promised to admitted prompts are free or lent to decode rows;
     a decode row that finds no block makes the last rank give up its own, so that one is left that can go on; without
@@ -61,12 +66,12 @@ class Planner:
         self,
         config: SchedulerConfig,
         state: tuple[BatchState, BlockPool, WaitingQueue],
-        policy: OrderingPolicy,
+        parts: tuple[OrderingPolicy, Prefixes],
         budget: ChunkBudget,
     ) -> None:
         batch, pool, queue = state
         self._config = config
-        self._policy = policy
+        self._policy, self._prefixes = parts
         self._batch = batch
         self._pool = pool
         self._queue = queue
@@ -133,18 +138,21 @@ class Planner:
 
     def _admit(self, reservation: Reservation, chunks: _Chunks, num_spare_blocks: int) -> None:
         """Admit sequences while tokens, rows and `num_spare_blocks` suffice, and choose their first chunks."""
-        batch, block_size = self._batch, self._config.block_size
+        batch = self._batch
         while chunks.num_tokens_left > 0 and batch.num_rows < batch.max_num_seqs:
             # With nothing running the head fits, whatever the watermark says.
             max_blocks = num_spare_blocks if batch.num_rows else self._config.num_blocks
-            sequence, passed = self._next_admission(max_blocks)
-            if sequence is None:
+            admission = self._next_admission(max_blocks)
+            if admission is None:
                 return
-            num_spare_blocks -= -(-sequence.num_tokens // block_size)
-            chunks.add(reservation.admit(sequence, passed), sequence.num_tokens, 0)
+            sequence, hit, passed = admission
+            num_spare_blocks -= hit.num_needed_blocks
+            chunks.revive(hit.num_revived_blocks)
+            row = reservation.admit(sequence, hit, passed)
+            chunks.add(row, sequence.num_tokens - hit.num_tokens, 0)
 
-    def _next_admission(self, max_blocks: int) -> tuple[Sequence | None, list[Sequence]]:
-        """The first sequence of the queue that `max_blocks` suffice for, and those that it passes.
+    def _next_admission(self, max_blocks: int) -> tuple[Sequence, PrefixHit, list[Sequence]] | None:
+        """The first sequence of the queue that `max_blocks` suffice for, its prefix, and those that it passes.
 
         None when a sequence that may not be passed comes before, or none within the window fits.
         """
@@ -152,13 +160,14 @@ class Planner:
         passed: list[Sequence] = []
         for count in (1, 1 + ordering.skip_window):  # the head mostly fits, and it is quicker to find alone
             for sequence in self._queue.first(count)[len(passed) :]:
-                if sequence.num_tokens <= max_blocks * self._config.block_size:
-                    return sequence, passed
+                hit = self._prefixes.find(sequence)
+                if hit.num_needed_blocks <= max_blocks:
+                    return sequence, hit, passed
                 # A preempted one is in the middle of its answer: whoever passes it takes the blocks it waits for.
                 if sequence.num_skips >= ordering.max_skips or sequence.status is SequenceStatus.PREEMPTED:
-                    return None, []
+                    return None
                 passed.append(sequence)
-        return None, []
+        return None
 
     def _mixed_plan(self, step_id: int, decode_rows: Int32Array, chunks: _Chunks) -> StepPlan:
         batch, num_decode_rows = self._batch, len(decode_rows)

@@ -6,6 +6,7 @@ import numpy as np
 
 from service.core.batch_state import BatchState
 from service.core.block_pool import BlockPool
+from service.core.prefixes import Prefixes, PrefixHit
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import NULL_BLOCK, BoolArray, Int32Array
 from service.core.waiting_queue import WaitingQueue
@@ -13,11 +14,10 @@ from service.core.waiting_queue import WaitingQueue
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """Blocks `blocks[i]` were written to `block_table[rows[i], columns[i]]`."""
+    """New blocks were written to `block_table[rows[i], columns[i]]`."""
 
     rows: Int32Array
     columns: Int32Array
-    blocks: Int32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,32 +27,54 @@ class _Preemption:
     row: int
     blocks: Int32Array
     num_computed_tokens: int
+    num_published_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Admission:
-    """The sequence left the queue for the last row, past the sequences `passed`."""
+class Admission:
+    """The sequence left the queue for the last row, past the sequences `passed`, with a prefix from the cache.
+
+    `status` and `num_skips` are what it had in the queue.
+    """
 
     sequence: Sequence
     status: SequenceStatus
     num_skips: int
     passed: list[Sequence]
+    num_cached_tokens: int
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        """Tokens that it had computed before it was preempted, and must compute again."""
+        return max(0, self.sequence.num_computed_tokens - self.num_cached_tokens)
 
 
 class Reservation:
     """The changes of one plan to batch, pool and queue, in order. Owned by the Scheduler, lives from plan to commit.
 
     A preempted row stays where it is, without blocks, until the commit removes it: so taking a plan back moves no
-    row. `undo` inverts the changes last to first and leaves everything as it was, bit for bit.
+    row. `undo` takes the changes back and leaves everything as it was, bit for bit; `accept` makes them final.
     """
 
-    def __init__(self, batch: BatchState, pool: BlockPool, queue: WaitingQueue) -> None:
+    def __init__(self, batch: BatchState, pool: BlockPool, queue: WaitingQueue, prefixes: Prefixes) -> None:
         self.preempted_rows: list[int] = []
-        self.num_lost_tokens = 0  # computed tokens that preempted rows gave up
         self._batch = batch
         self._pool = pool
         self._queue = queue
-        self._changes: list[_Growth | _Preemption | _Admission] = []
+        self._prefixes = prefixes
+        self._changes: list[_Growth | _Preemption | Admission] = []
+        self._taken: list[Int32Array] = []
+        pool.begin()
+
+    @property
+    def preempted(self) -> list[tuple[int, int]]:
+        """(row, computed tokens that it gave up) of each preempted row."""
+        return [(c.row, c.num_computed_tokens) for c in self._changes if isinstance(c, _Preemption)]
+
+    @property
+    def admissions(self) -> list[Admission]:
+        """The admissions, in order."""
+        return [change for change in self._changes if isinstance(change, Admission)]
 
     def is_kept(self, num_rows: int) -> BoolArray:
         """Which of the first `num_rows` rows have not been preempted: bool[num_rows]."""
@@ -63,7 +85,7 @@ class Reservation:
     def grow_each(self, rows: Int32Array) -> None:
         """Give every one of `rows` (all different) one more block. There must be as many."""
         columns = self._batch.num_blocks[rows]
-        self._grow(_Growth(rows, columns, self._pool.take(len(rows))))
+        self._grow(rows, columns, self._pool.take(len(rows)))
         self._batch.num_blocks[rows] += 1
 
     def grow_by(self, row_list: list[int], counts: list[int]) -> None:
@@ -75,52 +97,86 @@ class Reservation:
         # Entry i of a row that takes several goes behind the row's last block, i columns on.
         starts = np.repeat(self._batch.num_blocks[rows] - np.cumsum(num_new) + num_new, num_new)
         columns = (starts + np.arange(total)).astype(np.int32)
-        self._grow(_Growth(np.repeat(rows, num_new), columns, self._pool.take(total)))
+        self._grow(np.repeat(rows, num_new), columns, self._pool.take(total))
         self._batch.num_blocks[rows] += num_new
 
     def preempt(self, row: int) -> None:
-        """Take all blocks from a row."""
-        batch = self._batch
-        blocks = batch.blocks_of(np.array([row], np.int32))
-        num_computed_tokens = int(batch.num_computed_tokens[row])
-        self._pool.release(blocks)
+        """Take all blocks from a row; the full ones stay cached while nobody needs them."""
+        batch, rows = self._batch, np.array([row], np.int32)
+        blocks = batch.blocks_of(rows)
+        counts = int(batch.num_computed_tokens[row]), int(batch.num_published_blocks[row])
+        self._prefixes.publish_all(rows)
+        self._pool.release(batch.blocks_of(rows))
         batch.block_table[row] = NULL_BLOCK
         batch.num_blocks[row] = 0
+        batch.num_published_blocks[row] = 0
         batch.num_computed_tokens[row] = 0
         self.preempted_rows.append(row)
-        self.num_lost_tokens += num_computed_tokens
-        self._changes.append(_Preemption(row, blocks, num_computed_tokens))
+        self._changes.append(_Preemption(row, blocks, *counts))
 
-    def admit(self, sequence: Sequence, passed: list[Sequence]) -> int:
-        """Move a sequence of the queue to a new row, without blocks, past those that go before it. Returns the row."""
+    def admit(self, sequence: Sequence, hit: PrefixHit, passed: list[Sequence]) -> int:
+        """Move a sequence of the queue to a new row, past those that go before it. Returns the row.
+
+        The row begins with the blocks of `hit`, and no others.
+        """
+        batch, num_blocks = self._batch, len(hit.blocks)
         self._queue.admit(sequence)
-        self._changes.append(_Admission(sequence, sequence.status, sequence.num_skips, passed))
+        self._changes.append(Admission(sequence, sequence.status, sequence.num_skips, passed, hit.num_tokens))
         sequence.status = SequenceStatus.RUNNING
         sequence.num_skips = 0
         for other in passed:
             other.num_skips += 1
-        return self._batch.add_row(sequence.request, sequence.token_ids, sequence.rank, sequence.tenant_slot)
+        row = batch.add_row(sequence.request, sequence.token_ids, sequence.rank, sequence.tenant_slot)
+        self._pool.hold(hit.blocks)
+        batch.block_table[row, :num_blocks] = hit.blocks
+        batch.num_blocks[row] = batch.num_published_blocks[row] = num_blocks
+        batch.num_computed_tokens[row] = hit.num_tokens
+        return row
+
+    def accept(self) -> None:
+        """Make the changes final."""
+        self._pool.accept()
 
     def undo(self) -> None:
         """Take all changes back."""
+        self._pool.roll_back()
         for change in reversed(self._changes):
             match change:
-                case _Growth(rows, columns, blocks):
+                case _Growth(rows, columns):
                     self._batch.block_table[rows, columns] = NULL_BLOCK
                     np.subtract.at(self._batch.num_blocks, rows, 1)
-                    self._pool.untake(blocks)
-                case _Preemption(row, blocks, num_computed_tokens):
-                    self._pool.unrelease(blocks)
+                case _Preemption(row, blocks, num_computed_tokens, num_published_blocks):
                     self._batch.block_table[row, : len(blocks)] = blocks
                     self._batch.num_blocks[row] = len(blocks)
                     self._batch.num_computed_tokens[row] = num_computed_tokens
-                case _Admission(sequence, status, num_skips, passed):
+                    self._batch.num_published_blocks[row] = num_published_blocks
+                case Admission(sequence, status, num_skips, passed):
                     self._batch.pop_row()
                     sequence.status, sequence.num_skips = status, num_skips
                     for other in passed:
                         other.num_skips -= 1
                     self._queue.push(sequence)
 
-    def _grow(self, growth: _Growth) -> None:
-        self._batch.block_table[growth.rows, growth.columns] = growth.blocks
-        self._changes.append(growth)
+    def drop_overwritten(self, block_size: int) -> None:
+        """After `undo`: give up what the step may have overwritten before it failed.
+
+        Blocks that the plan took had held cached prefixes, or tokens of the rows that it preempted. The former are
+        cached no more, the latter have tokens to compute again.
+        """
+        batch, taken = self._batch, np.concatenate([*self._taken, np.empty(0, np.int32)])
+        for row in self.preempted_rows:
+            blocks = batch.block_table[row, : batch.num_blocks[row]]
+            kept = int(np.argmax(np.append(np.isin(blocks, taken), True)))
+            self._pool.release(blocks[kept:])
+            blocks[kept:] = NULL_BLOCK
+            if kept < len(blocks):
+                batch.num_computed_tokens[row] = kept * block_size
+            batch.num_blocks[row] = kept
+            batch.num_published_blocks[row] = min(kept, int(batch.num_published_blocks[row]))
+        self._pool.spoil(taken)
+        batch.arrange(np.ones(batch.num_rows, np.bool_))
+
+    def _grow(self, rows: Int32Array, columns: Int32Array, blocks: Int32Array) -> None:
+        self._batch.block_table[rows, columns] = blocks
+        self._changes.append(_Growth(rows, columns))
+        self._taken.append(blocks)

@@ -6,11 +6,13 @@ import numpy as np
 
 from service.core.admission import check_room, check_size
 from service.core.batch_state import BatchState, Rows
+from service.core.block_hash import tenant_root
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget, TokenRate
 from service.core.ordering import create_policy
 from service.core.plan import StepPlan
 from service.core.planner import Planner
+from service.core.prefixes import Prefixes
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
@@ -55,8 +57,10 @@ class Scheduler:
         self._policy = create_policy(config.ordering)
         self._queue = WaitingQueue(self._policy)
         budget = ChunkBudget(config.max_num_batched_tokens, config.max_chunk_tokens)
-        self._planner = Planner(config, (self._batch, self._pool, self._queue), self._policy, budget)
         self._sequences: dict[int, Sequence] = {}  # every live sequence
+        self._prefixes = Prefixes(config, self._batch, self._pool, self._sequences)
+        state, parts = (self._batch, self._pool, self._queue), (self._policy, self._prefixes)
+        self._planner = Planner(config, state, parts, budget)
         self._flight: _Flight | None = None
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
         self._num_steps = 0
@@ -64,6 +68,8 @@ class Scheduler:
         self._num_finished = 0
         self._num_preemptions = 0
         self._num_recomputed_tokens = 0
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
         self._rate = TokenRate()
         self._last_step: tuple[int, int] | None = None  # (num_tokens, started_ns) of a step not yet in the rate
 
@@ -89,7 +95,10 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             num_recomputed_tokens=self._num_recomputed_tokens,
             num_waiting_tokens=self._queue.num_tokens,
+            num_queried_tokens=self._num_queried_tokens,
+            num_hit_tokens=self._num_hit_tokens,
             num_free_blocks=self._pool.num_free,
+            num_evictable_blocks=self._pool.num_evictable,
             num_blocks=self._pool.num_blocks,
         )
 
@@ -103,7 +112,13 @@ class Scheduler:
         assert request.seq_id not in self._sequences, "seq_id is unique in the life of the process"
         check_size(request, self.config)
         check_room(request, self._queue, self._rate, self.config)
-        sequence = Sequence(request, *self._policy.enter(request), request.prompt_token_ids)
+        sequence = Sequence(
+            request,
+            *self._policy.enter(request),
+            request.prompt_token_ids,
+            root=request.cache_root or tenant_root("", request.tenant),
+            block_digests=list(request.block_digests),
+        )
         self._sequences[request.seq_id] = sequence
         self._queue.push(sequence)
         self._num_submitted += 1
@@ -137,7 +152,7 @@ class Scheduler:
             self._last_step = None
         if not self.has_work:
             return None
-        reservation = Reservation(self._batch, self._pool, self._queue)
+        reservation = Reservation(self._batch, self._pool, self._queue, self._prefixes)
         plan = self._planner.plan(self._num_steps, reservation)
         self._flight = _Flight(plan, reservation, now_ns)
         return plan
@@ -148,28 +163,38 @@ class Scheduler:
         Returns what the front side must know: one entry for each sampled token of a sequence that is still wanted.
         """
         flight = self._landed(plan)
+        flight.reservation.accept()
         sampled_rows = plan.rows[plan.samples]
         assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
         batch = self._batch
         batch.num_computed_tokens[_as_slice(plan.rows)] += plan.num_scheduled
+        if batch.num_decode_rows < batch.num_rows:
+            self._prefixes.publish_prompts(plan.rows[plan.rows >= batch.num_decode_rows])
         rows = _as_slice(sampled_rows)
         batch.append_tokens(rows, result.token_ids)
         self._policy.commit(batch, rows)
         reasons = finish_reasons(batch, rows, result.token_ids, self.config.max_kv_tokens)
         reasons[result.failed] = FinishReason.ERROR
-        delta = self._delta(plan, batch.seq_ids[rows].copy(), reasons, result)
+        delta = self._delta(flight, batch.seq_ids[rows].copy(), reasons, result)
+        self._count_admissions(flight.reservation)
+        # What a failed sequence computed is not to be trusted, so nothing more of it is published.
+        self._prefixes.publish_all(sampled_rows[(reasons != FinishReason.NONE) & (reasons != FinishReason.ERROR)])
         self._settle(flight, sampled_rows[reasons != FinishReason.NONE])
         self._num_steps += 1
         self._last_step = (plan.num_tokens, flight.started_ns) if self.has_work else None
         return delta
 
-    def abort(self, plan: StepPlan) -> None:
+    def abort(self, plan: StepPlan, *, has_written: bool = False) -> None:
         """Take a plan back: the state equals the one before it, bit for bit, preemptions and admissions included.
 
-        Sequences that were added or cancelled meanwhile stay added or cancelled.
+        Sequences that were added or cancelled meanwhile stay added or cancelled. With `has_written` the step may have
+        begun: then blocks that the plan took from the prefix cache or from preempted sequences count as lost.
         """
-        self._landed(plan).reservation.undo()
+        reservation = self._landed(plan).reservation
+        reservation.undo()
         self._policy.abort()
+        if has_written:
+            reservation.drop_overwritten(self.config.block_size)
         for seq_id in self._cancelled_in_flight:
             if seq_id in self._queue:
                 self._queue.remove(seq_id)
@@ -196,33 +221,46 @@ class Scheduler:
         self._flight = None
         return flight
 
-    def _delta(self, plan: StepPlan, seq_ids: Int64Array, reasons: Int8Array, result: StepResult) -> StepDelta:
+    def _delta(self, flight: _Flight, seq_ids: Int64Array, reasons: Int8Array, result: StepResult) -> StepDelta:
         """The StepDelta of the sequences that sampled, without the cancelled ones."""
         token_ids, logprobs = result.token_ids, result.logprobs
         if self._cancelled_in_flight:
             wanted = np.flatnonzero(~np.isin(seq_ids, list(self._cancelled_in_flight)))
             seq_ids, token_ids, reasons = seq_ids[wanted], token_ids[wanted], reasons[wanted]
             logprobs = {new: logprobs[old] for new, old in enumerate(wanted.tolist()) if old in logprobs}
-        return StepDelta(plan.step_id, seq_ids, token_ids, reasons, logprobs)
+        cached = {
+            admission.sequence.seq_id: admission.num_cached_tokens
+            for admission in flight.reservation.admissions
+            if admission.status is SequenceStatus.WAITING and admission.num_cached_tokens
+        }
+        return StepDelta(flight.plan.step_id, seq_ids, token_ids, reasons, logprobs, cached)
+
+    def _count_admissions(self, reservation: Reservation) -> None:
+        for admission in reservation.admissions:
+            self._num_recomputed_tokens += admission.num_recomputed_tokens
+            if admission.status is SequenceStatus.WAITING:
+                self._num_queried_tokens += admission.sequence.num_tokens
+                self._num_hit_tokens += admission.num_cached_tokens
 
     def _settle(self, flight: _Flight, finished_rows: Int32Array) -> None:
         """Remove the rows that ended in this step, requeue the preempted ones, and put the rest in order."""
-        batch, preempted_rows = self._batch, flight.reservation.preempted_rows
-        has_events = len(finished_rows) or self._cancelled_in_flight or preempted_rows
+        batch, preempted = self._batch, flight.reservation.preempted
+        has_events = len(finished_rows) or self._cancelled_in_flight or preempted
         if not has_events and batch.num_decode_rows == batch.num_rows:
             return
         keep = np.ones(batch.num_rows, np.bool_)
         keep[finished_rows] = False
         if self._cancelled_in_flight:
-            keep &= ~np.isin(batch.seq_ids[: batch.num_rows], list(self._cancelled_in_flight))
+            is_cancelled = np.isin(batch.seq_ids[: batch.num_rows], list(self._cancelled_in_flight))
+            self._prefixes.publish_all(np.flatnonzero(keep & is_cancelled).astype(np.int32))
+            keep &= ~is_cancelled
             self._cancelled_in_flight.clear()
         self._end_rows(keep)
-        for row in preempted_rows:
+        for row, num_computed_tokens in preempted:
             if keep[row]:
-                self._requeue(row)
+                self._requeue(row, num_computed_tokens)
                 keep[row] = False
-        self._num_preemptions += len(preempted_rows)
-        self._num_recomputed_tokens += flight.reservation.num_lost_tokens
+        self._num_preemptions += len(preempted)
         batch.arrange(keep)
 
     def _end_rows(self, keep: BoolArray) -> None:
@@ -235,16 +273,18 @@ class Scheduler:
     def _end_running(self, seq_id: int) -> None:
         """End one running sequence while no plan is in flight."""
         keep = self._batch.seq_ids[: self._batch.num_rows] != seq_id
+        self._prefixes.publish_all(np.flatnonzero(~keep).astype(np.int32))
         self._end_rows(keep)
         self._batch.arrange(keep)
 
-    def _requeue(self, row: int) -> None:
+    def _requeue(self, row: int, num_computed_tokens: int) -> None:
         """Put the sequence of a preempted row back in the queue, with the output it has so far."""
         batch = self._batch
         sequence = self._sequences[int(batch.seq_ids[row])]
         sequence.token_ids = batch.token_ids[row, : batch.num_tokens[row]].copy()
         sequence.status = SequenceStatus.PREEMPTED
         sequence.num_preemptions += 1
+        sequence.num_computed_tokens = num_computed_tokens
         self._queue.push(sequence)
 
     def _forget(self, seq_id: int) -> None:

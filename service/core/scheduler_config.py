@@ -48,6 +48,7 @@ class SchedulerConfig:
     max_chunk_tokens: int = 0  # prompt tokens of one step, all chunks together; 0: what decode leaves of the step
     watermark_fraction: float = 0.01  # of the blocks, kept free by admission so that running sequences can grow
     ordering: OrderingConfig = OrderingConfig()
+    prefix_cache: bool = True  # whether full blocks are kept for sequences that begin with the same tokens
 
     def __post_init__(self) -> None:
         """Check the limits, once."""

@@ -1,7 +1,7 @@
 """One request on its way through the scheduler."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.core.types import Int32Array, Request
 
@@ -29,6 +29,9 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     num_preemptions: int = 0
     num_skips: int = 0  # admissions that passed it since it came to the queue
+    num_computed_tokens: int = 0  # when it was last preempted
+    root: bytes = b""  # what its chain of digests starts from
+    block_digests: list[bytes] = field(default_factory=list)  # of its first full blocks; more are added when needed
 
     @property
     def seq_id(self) -> int:

@@ -20,9 +20,12 @@ class SchedulerCounters:
     num_running: int  # rows of the batch
     num_finished: int  # total, cancelled ones included
     num_preemptions: int  # total
-    num_recomputed_tokens: int  # total of computed tokens that preemptions threw away
+    num_recomputed_tokens: int  # total of tokens that were computed before a preemption, and again after it
+    num_queried_tokens: int  # total of prompt tokens that were looked up in the prefix cache
+    num_hit_tokens: int  # total of them that were found
     num_waiting_tokens: int  # known tokens of the queue
-    num_free_blocks: int
+    num_free_blocks: int  # blank or evictable
+    num_evictable_blocks: int  # cached, and held by nobody
     num_blocks: int  # of the KV buffer, the null block included
 
 
@@ -36,6 +39,7 @@ class RowSnapshot:
     num_prompt_tokens: int
     num_computed_tokens: int
     blocks: tuple[int, ...]
+    num_published_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,9 @@ class SchedulerSnapshot:
     rows: tuple[RowSnapshot, ...]  # in row order
     num_decode_rows: int
     queue: tuple[QueuedSnapshot, ...]  # next one first
-    free_blocks: tuple[int, ...]  # in stack order
-    num_evictable_blocks: int
+    blank_blocks: tuple[int, ...]  # in stack order
+    evictable_blocks: tuple[int, ...]  # the next one to be evicted first
+    cached_blocks: tuple[tuple[int, bytes, int], ...]  # (block, digest, parent), by block
     ref_counts: tuple[int, ...]  # [num_blocks]
     policy_counters: tuple[tuple[str, float], ...]
     plan: PlanSnapshot | None
@@ -106,8 +111,9 @@ def take_snapshot(
             )
             for sequence in queue.in_order()
         ),
-        free_blocks=tuple(pool.free_blocks().tolist()),
-        num_evictable_blocks=0,
+        blank_blocks=tuple(pool.blank_blocks().tolist()),
+        evictable_blocks=tuple(pool.evictable_blocks().tolist()),
+        cached_blocks=pool.cache.entries(),
         ref_counts=tuple(pool.ref_counts.tolist()),
         policy_counters=policy_counters,
         plan=None if plan is None else _plan_snapshot(plan),
@@ -123,6 +129,7 @@ def _row_snapshot(batch: BatchState, row: int) -> RowSnapshot:
         num_prompt_tokens=int(batch.num_prompt_tokens[row]),
         num_computed_tokens=int(batch.num_computed_tokens[row]),
         blocks=tuple(batch.block_table[row, : batch.num_blocks[row]].tolist()),
+        num_published_blocks=int(batch.num_published_blocks[row]),
     )
 
 

@@ -58,6 +58,9 @@ class Request:
     tenant: str = ""
     arrival_ns: int = 0
     priority: int = 0  # higher goes first, where the policy looks at it
+    # What the digests of its blocks start from: requests with the same root share cached blocks. Empty: the tenant's.
+    cache_root: bytes = b""
+    block_digests: tuple[bytes, ...] = ()  # of the prompt's full blocks; what is missing is computed when needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +91,5 @@ class StepDelta:
     token_ids: Int32Array  # [num_sampled]
     finish_reasons: Int8Array  # [num_sampled] FinishReason
     logprobs: dict[int, TokenLogprobs]  # index -> logprobs, where asked
+    # seq_id -> prompt tokens found in the prefix cache, of sequences that began in this step and found any
+    cached_prompt_tokens: dict[int, int] = field(default_factory=dict)

@@ -85,7 +85,7 @@ class EngineLoop:
         self.observer.on_step(plan, delta, times)
 
     def _abort(self, plan: StepPlan, error: ExecutorError) -> None:
-        self.scheduler.abort(plan)
+        self.scheduler.abort(plan, has_written=True)
         self.num_failures += 1
         will_retry = error.is_transient and self.num_failures <= self.settings.max_step_retries
         self.observer.on_step_failed(plan.step_id, error, will_retry=will_retry)

@@ -97,7 +97,15 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
     )
 
 
-prompts = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8)
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """Anything, or one of a few beginnings and a little more, so that sequences share prefixes."""
+    ending = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8))
+    beginning = draw(st.sampled_from([[], [1, 2, 3, 4, 5], [1, 2, 3, 9, 9, 9, 9]]))
+    return (beginning + ending[:2]) if beginning else ending
+
+
+tenants = st.sampled_from(["a", "a", "b", "c"])
 
 
 @st.composite
@@ -120,23 +128,35 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.plan_in_flight: StepPlan | None = None
         self.shadow: Scheduler | None = None  # a copy from before the plan: what an abort must lead back to
 
-    @initialize(config=configs(), requests=st.lists(st.tuples(prompts, sampling_params()), min_size=3, max_size=6))
-    def start(self, config: SchedulerConfig, requests: list[tuple[list[int], SamplingParams]]) -> None:
+    @initialize(
+        config=configs(), requests=st.lists(st.tuples(prompts(), sampling_params(), tenants), min_size=3, max_size=6)
+    )
+    def start(self, config: SchedulerConfig, requests: list[tuple[list[int], SamplingParams, str]]) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
         self.executor = ToyExecutor(config)
         self.before = self.scheduler.snapshot()
         self.add_several(requests)
 
-    @rule(requests=st.lists(st.tuples(prompts, sampling_params()), min_size=2, max_size=6))
-    def add_several(self, requests: list[tuple[list[int], SamplingParams]]) -> None:
-        for prompt, sampling in requests:
-            self.add(prompt, sampling)
+    @rule(requests=st.lists(st.tuples(prompts(), sampling_params(), tenants), min_size=2, max_size=6))
+    def add_several(self, requests: list[tuple[list[int], SamplingParams, str]]) -> None:
+        for prompt, sampling, tenant in requests:
+            self.add(prompt, sampling, tenant)
 
-    @rule(prompt=prompts, sampling=sampling_params())
-    def add(self, prompt: list[int], sampling: SamplingParams) -> None:
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), ending=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=3), sampling=sampling_params())
+    def add_next_turn(self, data: st.DataObject, ending: list[int], sampling: SamplingParams) -> None:
+        """A prompt that begins with another sequence's tokens, as far as they are known."""
+        before = self.requests[data.draw(st.sampled_from(sorted(self.requests)))]
+        self.add(self._history(before.seq_id) + ending, sampling, before.tenant)
+
+    def _history(self, seq_id: int) -> list[int]:
+        return self.requests[seq_id].prompt_token_ids.tolist() + self.outputs[seq_id]
+
+    @rule(prompt=prompts(), sampling=sampling_params(), tenant=tenants)
+    def add(self, prompt: list[int], sampling: SamplingParams, tenant: str) -> None:
         seq_id = len(self.outputs) + 100
-        tenant, arrival_ns, priority = f"tenant {seq_id % 3}", seq_id * AGING_NS // 2, seq_id * 7 % 5
+        arrival_ns, priority = seq_id * AGING_NS // 2, seq_id * 7 % 5
         request = Request(
             seq_id, np.array(prompt, np.int32), sampling, (EOS_TOKEN_ID,), tenant, arrival_ns, priority=priority
         )
@@ -198,6 +218,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         delta = self.scheduler.commit(plan, result)
         self.plan_in_flight = self.shadow = None
         assert delta.step_id == plan.step_id
+        for seq_id, num_cached in delta.cached_prompt_tokens.items():
+            self._check_hit(self.requests[seq_id], num_cached)
         for index, (seq_id, token_id, reason) in enumerate(
             zip(delta.seq_ids.tolist(), delta.token_ids.tolist(), delta.finish_reasons.tolist(), strict=True)
         ):
@@ -210,6 +232,13 @@ class SchedulerMachine(RuleBasedStateMachine):
                 expected = tokens_alone(self.requests[seq_id], self.config)
                 assert (self.outputs[seq_id], self.reasons[seq_id]) == expected
 
+    def _check_hit(self, request: Request, num_cached: int) -> None:
+        """A hit is whole blocks of what another sequence of the same tenant has had."""
+        prompt = request.prompt_token_ids.tolist()
+        assert num_cached % self.config.block_size == 0 and 0 < num_cached < len(prompt)
+        others = [other for other in self.requests.values() if other is not request and other.tenant == request.tenant]
+        assert any(self._history(other.seq_id)[:num_cached] == prompt[:num_cached] for other in others)
+
     @precondition(lambda self: self.plan_in_flight is not None)
     @rule(runs_first=st.booleans())
     def abort(self, runs_first: bool) -> None:
@@ -217,8 +246,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan is not None
         if runs_first:
             self.executor.run(plan, self.scheduler.batch)
-        self.scheduler.abort(plan)
-        if self.shadow is not None:
+        self.scheduler.abort(plan, has_written=runs_first)
+        if self.shadow is not None and not runs_first:
             assert restored(self.shadow.snapshot(), self.scheduler.snapshot()) == []
         self.plan_in_flight = self.shadow = None
 
@@ -266,7 +295,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             expected, _ = tokens_alone(self.requests[seq_id], self.config)
             assert self.outputs[seq_id] == expected[: len(self.outputs[seq_id])]
         assert self.scheduler.counters.num_free_blocks == self.config.num_blocks - 1
-        assert self.scheduler.snapshot().ref_counts == (0,) * self.config.num_blocks
+        snapshot = self.scheduler.snapshot()
+        assert snapshot.ref_counts == (0,) * self.config.num_blocks
+        assert len(snapshot.cached_blocks) == len(snapshot.evictable_blocks)
 
 
 SchedulerMachine.TestCase.settings = settings(
@@ -298,7 +329,12 @@ def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int, 
     for _ in range(1200):
         if len(machine.scheduler.snapshot().queue) < 4:
             prompt = rng.integers(0, VOCAB_SIZE, rng.integers(1, 12)).tolist()
-            machine.add(prompt, SamplingParams(int(rng.integers(1, 25)), stop_token_ids=(int(rng.integers(1, 31)),)))
+            tenant = "abc"[rng.integers(3)]
+            if machine.requests and rng.random() < 0.7:
+                before = machine.requests[int(rng.choice(list(machine.requests)[-4:]))]
+                prompt, tenant = machine._history(before.seq_id)[:14] + prompt[:2], before.tenant
+            sampling = SamplingParams(int(rng.integers(1, 25)), stop_token_ids=(int(rng.integers(1, 31)),))
+            machine.add(prompt, sampling, tenant)
         machine.plan()
         if rng.random() < 0.05:
             machine._cancel(int(rng.choice(list(machine.requests))))
@@ -310,4 +346,5 @@ def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int, 
             machine.commit()
         machine.state_is_sound()
     assert machine.scheduler.counters.num_preemptions > 50
+    assert machine.scheduler.counters.num_hit_tokens > 200
     machine.teardown()

@@ -16,8 +16,10 @@ def make(**changes: object) -> Scheduler:
 
 
 def add(scheduler: Scheduler, seq_id: int, num_tokens: int, max_tokens: int = 20, **sampling: object) -> None:
+    """The prompt is 1, 2, 3, ...; each sequence has a tenant of its own, so that none shares another's blocks."""
     prompt = np.arange(1, num_tokens + 1, dtype=np.int32)
-    scheduler.add(Request(seq_id, prompt, SamplingParams(max_tokens, **sampling), (0,)))  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens, **sampling)  # type: ignore[arg-type]
+    scheduler.add(Request(seq_id, prompt, params, (0,), tenant=str(seq_id)))
 
 
 def scheduled(scheduler: Scheduler, plan: StepPlan | None) -> list[tuple[int, int, bool]]:

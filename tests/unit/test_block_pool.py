@@ -1,17 +1,38 @@
-"""The block pool: stack, reference counts, and their exact inverses."""
+"""The block pool: blank, evictable and referenced blocks, eviction order, and taking everything back."""
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from service.core.block_pool import BlockPool, OutOfBlocksError
+from service.core.types import NULL_BLOCK
 
 
 def blocks(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int32)
 
 
-def state(pool: BlockPool) -> tuple[list[int], list[int]]:
-    return pool.free_blocks().tolist(), pool.ref_counts.tolist()
+def state(pool: BlockPool) -> tuple[object, ...]:
+    return (
+        pool.num_blank,
+        pool.num_evictable,
+        pool.blank_blocks().tolist(),
+        pool.evictable_blocks().tolist(),
+        pool.ref_counts.tolist(),
+        pool.cache.entries(),
+        pool.cache.is_cached.tolist(),
+    )
+
+
+def chain(name: str, length: int) -> list[bytes]:
+    """Digests of a chain of blocks; chains with the same first letters share their first digests."""
+    return [name[: index + 1].encode() for index in range(length)]
+
+
+def published(pool: BlockPool, name: str) -> np.ndarray:
+    """Take and publish a chain of blocks, one for each letter."""
+    return pool.publish(pool.take(len(name)), chain(name, len(name)), NULL_BLOCK)
 
 
 def test_fresh_pool_hands_out_every_block_but_the_null_block():
@@ -49,7 +70,7 @@ def test_released_blocks_go_out_again_first_one_first():
 def test_a_block_held_twice_is_free_after_the_second_release():
     pool = BlockPool(3)
     taken = pool.take(1)
-    pool.ref_counts[taken] += 1
+    pool.hold(taken)
     pool.release(taken)
     assert (pool.num_free, pool.ref_counts.tolist()) == (1, [0, 1, 0])
     pool.release(taken)
@@ -59,40 +80,143 @@ def test_a_block_held_twice_is_free_after_the_second_release():
 def test_both_references_can_be_released_in_one_call():
     pool = BlockPool(3)
     taken = pool.take(1)
-    pool.ref_counts[taken] += 1
+    pool.hold(taken)
     pool.release(np.concatenate([taken, taken]))
-    assert sorted(pool.free_blocks().tolist()) == [1, 2]
+    assert sorted(pool.blank_blocks().tolist()) == [1, 2]
 
 
-def test_releasing_a_free_block_is_a_bug():
+@pytest.mark.parametrize("released", [blocks(1), blocks(2, 2)])
+def test_releasing_a_block_more_often_than_it_was_taken_is_a_bug(released: np.ndarray):
     pool = BlockPool(3)
+    pool.release(pool.take(1))
+    pool.take(2)
+    pool.release(blocks(1))
     with pytest.raises(AssertionError):
-        pool.release(blocks(1))
+        pool.release(released)
 
 
-def test_undoing_in_reverse_order_restores_the_stack_bit_for_bit():
-    pool = BlockPool(9)
-    first = pool.take(5)
-    pool.release(first[[3, 1]])
-    before = state(pool)
-
-    taken = pool.take(3)
-    released = np.concatenate([first[[4]], taken[:2]])
-    pool.release(released)
-    again = pool.take(4)
-    assert state(pool) != before
-    pool.untake(again)
-    pool.unrelease(released)
-    pool.untake(taken)
-    assert state(pool) == before
+def test_shared_blocks_are_blank_again_in_the_order_of_the_release():
+    pool = BlockPool(6)
+    pool.take(5)
+    pool.hold(blocks(5, 2))
+    pool.release(blocks(5, 2, 4, 5, 2, 1))
+    assert pool.take(4).tolist() == [5, 2, 4, 1]
 
 
-def test_undoing_the_release_of_a_shared_block_restores_its_count():
+def test_cached_blocks_stay_when_nobody_holds_them_and_go_last():
+    pool = BlockPool(6)
+    held = published(pool, "abc")
+    pool.release(held)
+    assert (pool.num_blank, pool.num_evictable, pool.num_free) == (2, 3, 5)
+    assert pool.cache.match(chain("abcd", 4)).tolist() == held.tolist()
+    assert pool.take(2).tolist() == [4, 5]
+    assert pool.cache.match(chain("abc", 3)).tolist() == held.tolist()
+
+
+def test_the_last_block_of_the_least_recently_used_chain_is_evicted_first():
+    pool = BlockPool(8)
+    old, new = published(pool, "abc"), published(pool, "xyz")
+    pool.release(old)
+    pool.release(new)
+    pool.hold(old[:1])  # used once more
+    pool.release(old[:1])
+    assert pool.evictable_blocks().tolist() == [3, 2, 6, 5, 4, 1]
+    assert pool.take(4).tolist() == [7, 3, 2, 6]
+    assert (len(pool.cache.match(chain("abc", 3))), len(pool.cache.match(chain("xyz", 3)))) == (1, 2)
+
+
+def test_of_chains_released_together_a_shared_parent_goes_after_all_its_children():
+    pool = BlockPool(6)
+    first = published(pool, "ab")
+    other = pool.take(2)
+    pool.hold(first[:1])
+    pool.release(other[:1])
+    second = np.concatenate([first[:1], pool.publish(other[1:], [b"ax"], int(first[0]))])
+    pool.release(np.concatenate([first, second]))
+    assert pool.evictable_blocks().tolist() == [4, 2, 1]
+
+
+def test_a_block_that_another_has_published_already_is_given_up_for_that():
+    pool = BlockPool(7)
+    first = published(pool, "ab")
+    pool.release(first)
+    second = pool.publish(pool.take(3), chain("abc", 3), NULL_BLOCK)
+    assert second.tolist() == [1, 2, 5]
+    assert pool.ref_counts.tolist() == [0, 1, 1, 0, 0, 1, 0]
+    assert (pool.num_evictable, sorted(pool.blank_blocks().tolist())) == (0, [3, 4, 6])
+    assert pool.cache.entries() == ((1, b"a", 0), (2, b"ab", 1), (5, b"abc", 2))
+
+
+def test_a_held_block_is_never_evicted():
     pool = BlockPool(4)
-    taken = pool.take(2)
-    pool.ref_counts[taken[0]] = 2
-    before = state(pool)
-    pool.release(taken)
-    assert pool.num_free == 2
-    pool.unrelease(taken)
-    assert state(pool) == before
+    pool.release(published(pool, "abc"))
+    pool.hold(blocks(1))
+    assert pool.take(2).tolist() == [3, 2]
+    with pytest.raises(OutOfBlocksError):
+        pool.take(1)
+
+
+def test_entries_of_the_eviction_queue_do_not_pile_up():
+    pool = BlockPool(4)
+    held = published(pool, "abc")
+    for _ in range(1000):
+        pool.begin()
+        pool.release(held)
+        pool.hold(held)
+        pool.accept()
+    assert len(pool._evictable._entries) <= 32
+    pool.release(held)
+    assert pool.evictable_blocks().tolist() == [3, 2, 1]
+
+
+class Rows:
+    """Random but legal use of a pool: rows that take, publish and release, on chains that often coincide."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.pool = pool
+        self.rows: list[tuple[str, np.ndarray]] = []
+
+    def act(self, number: int, letters: int) -> None:
+        pool = self.pool
+        if number % 3 and letters <= pool.num_free:
+            name = "".join("ab"[(number >> index) & 1] for index in range(letters))
+            hit = pool.cache.match(chain(name, letters - 1))
+            pool.hold(hit)
+            if letters - len(hit) > pool.num_free:
+                pool.release(hit)
+                return
+            table = np.concatenate([hit, pool.take(letters - len(hit))])
+            if number % 5:
+                parent = int(hit[-1]) if len(hit) else NULL_BLOCK
+                table[len(hit) :] = pool.publish(table[len(hit) :], chain(name, letters)[len(hit) :], parent)
+            self.rows.append((name, table))
+        elif self.rows:
+            count = 1 + letters % 2
+            released = [self.rows.pop(number % len(self.rows)) for _ in range(min(count, len(self.rows)))]
+            pool.release(np.concatenate([table for _, table in released]))
+
+
+actions = st.lists(st.tuples(st.integers(0, 255), st.integers(1, 5)), max_size=25)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(before=actions, during=actions, after=actions)
+def test_rolling_back_restores_the_pool_bit_for_bit(before: list, during: list, after: list):
+    pool = BlockPool(9)
+    rows = Rows(pool)
+    for action in before:
+        rows.act(*action)
+    old, old_rows = state(pool), list(rows.rows)
+    pool.begin()
+    for action in during:
+        rows.act(*action)
+    pool.roll_back()
+    assert state(pool) == old
+    rows.rows = old_rows
+    # And it goes on as a pool that never knew of the changes.
+    for action in after:
+        rows.act(*action)
+    again = Rows(BlockPool(9))
+    for action in before + after:
+        again.act(*action)
+    assert state(pool) == state(again.pool)

@@ -7,6 +7,7 @@ from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget
 from service.core.ordering import FirstComeFirstServed
 from service.core.planner import Planner
+from service.core.prefixes import Prefixes
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
 from service.core.types import Request, SamplingParams
@@ -17,11 +18,12 @@ def test_prompts_in_progress_share_tokens_and_blocks_lowest_rank_first():
     config = SchedulerConfig(num_blocks=6, block_size=4, max_num_seqs=4, max_num_batched_tokens=30, max_model_len=32)
     policy = FirstComeFirstServed()
     batch, pool, queue = BatchState(4, 32, 4), BlockPool(6), WaitingQueue(policy)
-    planner = Planner(config, (batch, pool, queue), policy, ChunkBudget(30))
+    prefixes = Prefixes(config, batch, pool, {})
+    planner = Planner(config, (batch, pool, queue), (policy, prefixes), ChunkBudget(30))
     for seq_id, rank in [(1, 2), (2, 0), (3, 1)]:
         tokens = np.arange(10, dtype=np.int32)
         batch.add_row(Request(seq_id, tokens, SamplingParams(5)), tokens, rank)
-    reservation = Reservation(batch, pool, queue)
+    reservation = Reservation(batch, pool, queue, prefixes)
     plan = planner.plan(0, reservation)
     # 5 blocks of 4: all of rank 0 (3 blocks), 8 tokens of rank 1 (2 blocks), nothing of rank 2.
     assert batch.seq_ids[plan.rows].tolist() == [2, 3]

@@ -146,7 +146,7 @@ def test_blocks_of_a_step_cover_its_tokens_and_no_more():
     assert held == [2, 3, 4, 4, 4]  # 6, 12, 13, 14, 15 tokens of 4 a block
 
 
-def test_the_latest_arrival_gives_its_blocks_to_the_earliest_and_computes_them_again():
+def test_the_latest_arrival_gives_its_blocks_to_the_earliest_and_computes_those_again_that_are_gone():
     scheduler = make(num_blocks=5)
     add(scheduler, 1, num_tokens=7)
     add(scheduler, 2, num_tokens=7)
@@ -156,17 +156,19 @@ def test_the_latest_arrival_gives_its_blocks_to_the_earliest_and_computes_them_a
     assert step(scheduler, 53) == [(1, 1, True)]
     counters = scheduler.counters
     assert (counters.num_running, counters.num_preempted, counters.num_waiting) == (1, 1, 0)
-    assert (counters.num_preemptions, counters.num_recomputed_tokens) == (1, 8)
+    assert (counters.num_preemptions, counters.num_recomputed_tokens) == (1, 0)
     assert (counters.num_free_blocks, counters.num_waiting_tokens) == (1, 9)
+    assert counters.num_evictable_blocks == 1  # the other of its two has been given to 1
 
     scheduler.cancel(1)
     plan = scheduler.plan(0)
-    assert scheduled(scheduler, plan) == [(2, 9, True)]  # prompt and both output tokens, in one chunk
+    assert scheduled(scheduler, plan) == [(2, 5, True)]  # the second block, and one token more, in one chunk
     row = plan.rows[0]
     assert scheduler.batch.token_ids[row, :9].tolist() == [1, 2, 3, 4, 5, 6, 7, 51, 52]
     assert scheduler.batch.num_prompt_tokens[row] == 7
     commit(scheduler, plan, 53)
     assert scheduler.batch.token_ids[0, 9] == 53
+    assert scheduler.counters.num_recomputed_tokens == 4
 
 
 def test_a_preempted_sequence_keeps_its_tokens_when_its_row_is_taken():

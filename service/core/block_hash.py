@@ -1,0 +1,39 @@
+"""Names of full blocks: chained digests of their tokens and of everything before them."""
+
+from hashlib import blake2b
+
+from service.core.types import Int32Array
+
+DIGEST_BYTES = 16
+_TOKEN_BYTES = 4
+
+
+def tenant_root(model_hash: str, tenant: str) -> bytes:
+    """What a chain of digests starts from when its blocks belong to one tenant alone."""
+    return _root("tenant", model_hash, tenant)
+
+
+def scope_root(model_hash: str, scope: str) -> bytes:
+    """What a chain starts from when its blocks are shared by all tenants of `scope`. No tenant's root equals it."""
+    return _root("scope", model_hash, scope)
+
+
+def extend_digests(digests: list[bytes], root: bytes, token_ids: Int32Array, block_size: int) -> None:
+    """Append to `digests`, which are those of the first blocks, the digests of all other full blocks of `token_ids`.
+
+    A block's digest is BLAKE2b of its parent's digest (for the first block `root`) and its tokens as little-endian
+    int32, so that it names the whole prefix up to the block's end, under one model and one tenant or scope.
+    """
+    width = block_size * _TOKEN_BYTES
+    start, end = len(digests) * block_size, len(token_ids) // block_size * block_size
+    data = token_ids[start:end].astype("<i4").tobytes()
+    parent = digests[-1] if digests else root
+    for offset in range(0, len(data), width):
+        parent = blake2b(parent + data[offset : offset + width], digest_size=DIGEST_BYTES).digest()
+        digests.append(parent)
+
+
+def _root(kind: str, *names: str) -> bytes:
+    # Lengths keep ("ab", "c") and ("a", "bc") apart.
+    parts = [name.encode("utf-8", "surrogatepass") for name in (kind, *names)]
+    return blake2b(b"".join(b"%d:%b" % (len(part), part) for part in parts), digest_size=DIGEST_BYTES).digest()

@@ -1,0 +1,89 @@
+"""Cached blocks without a reference, in the order in which they are given up."""
+
+import numpy as np
+
+from service.core.types import Int32Array, Int64Array
+from service.core.undo_log import UndoLog
+
+_MIN_SCAN = 64
+
+
+class EvictionQueue:
+    """A queue of blocks, each at most once. Part of the BlockPool.
+
+    A block that is taken out of the middle leaves its entry behind: an entry counts only while its block's place is
+    there. `compact` drops the dead entries. Every operation costs numpy time in its own blocks.
+    """
+
+    def __init__(self, num_blocks: int, log: UndoLog) -> None:
+        """`log` belongs to the pool."""
+        self.num_blocks = 0
+        self._places: Int64Array = np.full(num_blocks, -1, np.int64)  # [num_blocks] of the block's entry; -1: none
+        self._entries: Int32Array = np.zeros(4 * num_blocks, np.int32)
+        self._head = 0  # entries before it are gone
+        self._tail = 0
+        self._log = log
+
+    def push(self, blocks: Int32Array) -> None:
+        """Append `blocks`, which are not in the queue; the last one is given up last."""
+        self._save_sizes()
+        end = self._tail + len(blocks)
+        if end > len(self._entries):
+            self._entries = np.concatenate([self._entries, np.zeros(end, np.int32)])
+        self._entries[self._tail : end] = blocks
+        self._log.save(self._places, blocks)
+        self._places[blocks] = np.arange(self._tail, end)
+        self._tail = end
+        self.num_blocks += len(blocks)
+
+    def remove(self, blocks: Int32Array) -> None:
+        """Take `blocks` out, wherever they are."""
+        assert self._places[blocks].min(initial=0) >= 0, "only queued blocks can be taken out"
+        self._save_sizes()
+        self._log.save(self._places, blocks)
+        self._places[blocks] = -1
+        self.num_blocks -= len(blocks)
+
+    def pop(self, count: int) -> Int32Array:
+        """Take out the first `count` blocks, which there must be. Returns int32[count]."""
+        assert count <= self.num_blocks, "the queue is shorter"
+        self._save_sizes()
+        found: list[Int32Array] = []
+        num_missing = count
+        while num_missing:
+            end = min(self._head + max(_MIN_SCAN, 2 * num_missing), self._tail)
+            live = self._live(self._head, end)[:num_missing]
+            found.append(self._entries[live])
+            num_missing -= len(live)
+            self._head = end if num_missing else int(live[-1]) + 1
+        blocks = np.concatenate(found) if found else np.empty(0, np.int32)
+        self._log.save(self._places, blocks)
+        self._places[blocks] = -1
+        self.num_blocks -= count
+        return blocks
+
+    def in_order(self) -> Int32Array:
+        """The blocks, the next one to go first. For snapshots."""
+        return self._entries[self._live(self._head, self._tail)]
+
+    def compact(self) -> None:
+        """Drop dead entries when they are many. Never while changes may be undone."""
+        if self._tail <= len(self._entries) // 2:
+            return
+        blocks = self.in_order()
+        self._head, self._tail = 0, len(blocks)
+        self._entries[: self._tail] = blocks
+        self._places[blocks] = np.arange(self._tail)
+
+    def _live(self, start: int, end: int) -> Int64Array:
+        """The places from `start` to `end` whose entries count."""
+        places: Int64Array = np.arange(start, end)
+        live: Int64Array = places[self._places[self._entries[start:end]] == places]
+        return live
+
+    def _save_sizes(self) -> None:
+        sizes = (self._head, self._tail, self.num_blocks)
+        self._log.add(lambda: self._restore_sizes(sizes))
+
+    def _restore_sizes(self, sizes: tuple[int, int, int]) -> None:
+        self._head, self._tail, self.num_blocks = sizes
