@@ -22,7 +22,8 @@ ALLOWED = {
     "service.engine": ("service.core", "service.executor.api", "service.clock", "service.errors"),
     "service.text": ("service.errors",),
     "service.obs": ("service.core.types", "service.core.plan", "service.engine.observer"),
-    "service.sim": ("service.core", "service.clock", "service.executor.simulated"),
+    "service.report": ("service.errors",),
+    "service.sim": ("service.core", "service.clock", "service.executor.simulated", "service.report", "service.errors"),
     "service.api": (
         "service.engine",
         "service.text",
@@ -31,7 +32,15 @@ ALLOWED = {
         "service.errors",
         "chairlift.inference",
     ),
-    "service.bench": ("service.core", "service.executor", "service.errors", "service.clock", "chairlift.inference"),
+    "service.bench": (
+        "service.core",
+        "service.executor",
+        "service.errors",
+        "service.clock",
+        "service.report",
+        "service.sim.arrivals",
+        "chairlift.inference",
+    ),
     "graphs": ("graphs",),
 }
 """Package -> what it may import from this project, itself aside. `service.cli`, `service.commands` and

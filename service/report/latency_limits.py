@@ -1,0 +1,42 @@
+"""The limits that a request must keep to count as good."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from service.errors import ConfigError
+
+_NAMES: Final = ("ttft", "tpot", "e2el")
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyLimits:
+    """Most milliseconds of each: a request that keeps all is good, as in `vllm bench serve`. None is no limit."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2el_ms: float | None = None
+
+    @property
+    def are_set(self) -> bool:
+        """True when there is a limit."""
+        return self != LatencyLimits()
+
+    def are_met(self, ttft_ms: float, tpot_ms: float, e2el_ms: float) -> bool:
+        """True for a good request. A request of one token has a TPOT of 0."""
+        measured = ((self.ttft_ms, ttft_ms), (self.tpot_ms, tpot_ms), (self.e2el_ms, e2el_ms))
+        return all(limit is None or value <= limit for limit, value in measured)
+
+
+def parse_limits(text: str) -> LatencyLimits:
+    """Read `ttft:500,tpot:50,e2el:10000`, any of them, in milliseconds. Raises ConfigError."""
+    limits: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, number = part.partition(":")
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if name not in _NAMES or not value > 0:
+            raise ConfigError(f"limit {part!r}: must be one of {', '.join(_NAMES)}, a colon, and milliseconds")
+        limits[f"{name}_ms"] = value
+    return LatencyLimits(**limits)
