@@ -17,7 +17,8 @@ COMMANDS = {
     "pull": "fetch a model that is known by name",
     "export": "turn a GGUF file or Hugging Face folder into a model folder",
     "health": "ask a server whether it serves",
-    "bench": "measure what a step costs",
+    "bench": "measure steps, the scheduler, a server or an offline run",
+    "simulate": "run the real scheduler on a virtual clock, and report",
     "version": "print the version",
 }
 DESCRIPTION = """Serves language models: continuous batching over ONNX Runtime, streamed over gRPC.

@@ -1,0 +1,196 @@
+"""`chairlift simulate`: the real scheduler on a virtual clock, without the machine that could run the model."""
+
+import itertools
+import shlex
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graphs.progress import ProgressBar
+from service.core.scheduler_config import SchedulerConfig
+from service.errors import ConfigError
+from service.report.latency_limits import LatencyLimits, parse_limits
+from service.sim.arrivals import arrivals_named
+from service.sim.autoscaler import AutoscaleRule
+from service.sim.latency import H200_NUM_BLOCKS, PROFILES, StepLatency, load_latency
+from service.sim.lengths import RequestLengths, SeparateLengths, load_lengths, parse_lengths
+from service.sim.report import RunReport, html_report, json_report, run_report, text_report
+from service.sim.router import ROUTERS
+from service.sim.run import Deployment, Simulation
+from service.sim.workload import NO_PREFIXES, SharedPrefixes, Tenant, Trace, Workload, parse_tenants
+
+EPILOG = """Lengths are fixed:N, uniform:LEAST:MOST or lognormal:MEDIAN:SIGMA. A trace is a file of JSON objects with
+arrival_s, prompt_tokens (or prompt_token_ids), output_tokens (or max_tokens) and perhaps tenant. Step times are a
+profile's name, a JSON object of overhead_ns, prefill_token_ns, decode_row_ns, context_token_ns and weights_ns, or what
+`chairlift bench step --json` printed. --rates and --router take several values: every combination is run, and the
+report compares them."""
+AXES = ("router",)
+"""Flags that take several values, beside the rates."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scenario:
+    """One run: a name of what differs between runs, a rate, and a deployment."""
+
+    name: str
+    rate: float
+    deployment: Deployment
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags of `simulate`."""
+    parser.epilog = EPILOG
+    _add_workload_arguments(parser)
+    _add_deployment_arguments(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument("--goodput", metavar="LIMITS", help="limits of a good request in ms: ttft:500,tpot:50,e2el:1e4")
+    output.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    output.add_argument("--html", type=Path, metavar="FILE", help="write a report with pictures")
+
+
+def run(args: Namespace) -> int:
+    """Run every scenario and report. Raises ConfigError."""
+    if args.html is not None and not args.html.parent.is_dir():
+        raise ConfigError(f"{args.html}: its folder does not exist")
+    limits = parse_limits(args.goodput) if args.goodput else LatencyLimits()
+    tenants = parse_tenants(args.tenants)
+    bar = ProgressBar()
+    reports = [_run_scenario(args, scenario, tenants, limits, bar) for scenario in _scenarios(args)]
+    command = shlex.join(["chairlift", *sys.argv[1:]])
+    if args.html is not None:
+        args.html.write_text(html_report(command, reports, limits), encoding="utf-8")
+    sys.stdout.write(json_report(command, reports) if args.json else text_report(reports))
+    return 0
+
+
+def _add_workload_arguments(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("workload")
+    group.add_argument("--requests", type=_count, default=10_000, metavar="N", help="how many (default 10000)")
+    group.add_argument("--rates", type=_rates, default="10", metavar="R,..", help="requests per second (default 10)")
+    group.add_argument("--arrivals", default="poisson", choices=("poisson", "gamma", "on-off"), help="default poisson")
+    group.add_argument("--burstiness", type=float, default=0.5, metavar="X", help="gamma: below 1 is burstier (0.5)")
+    group.add_argument("--on-s", type=float, default=10.0, metavar="S", help="on-off: seconds of a burst (10)")
+    group.add_argument("--off-s", type=float, default=30.0, metavar="S", help="on-off: seconds of silence (30)")
+    group.add_argument("--prompts", default="lognormal:256:0.8", metavar="LENGTHS", help="default %(default)s")
+    group.add_argument("--outputs", default="lognormal:200:0.7", metavar="LENGTHS", help="default %(default)s")
+    group.add_argument("--lengths-from", type=Path, metavar="FILE", help="draw both from this file of requests instead")
+    group.add_argument(
+        "--trace", type=Path, metavar="FILE", help="replay this file; --rates are then speeds, 1 as it was"
+    )
+    group.add_argument("--tenants", default="default", metavar="NAME[:SHARE[:WEIGHT]],..", help="who sends how much")
+    group.add_argument("--prefixes", type=int, default=0, metavar="N", help="shared prompt prefixes of each tenant (0)")
+    group.add_argument("--prefix-tokens", type=_count, default=1024, metavar="N", help="tokens of one (default 1024)")
+    group.add_argument(
+        "--prefix-share", type=float, default=0.9, metavar="X", help="requests that begin with one (0.9)"
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same workload (default 0)")
+
+
+def _add_deployment_arguments(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("deployment")
+    profiles = ", ".join(PROFILES)
+    group.add_argument(
+        "--step-times", default="h200-like", metavar="PROFILE|FILE", help=f"profiles: {profiles} (default)"
+    )
+    group.add_argument(
+        "--num-blocks", type=_count, default=H200_NUM_BLOCKS, metavar="N", help="KV blocks (%(default)s)"
+    )
+    group.add_argument("--block-size", type=_count, default=16, metavar="N", help="tokens per block (default 16)")
+    group.add_argument("--max-num-seqs", type=_count, default=512, metavar="N", help="running sequences (default 512)")
+    group.add_argument("--max-num-batched-tokens", type=_count, default=8192, metavar="N", help="of a step (8192)")
+    group.add_argument("--max-model-len", type=_count, default=8192, metavar="N", help="tokens of a sequence (8192)")
+    group.add_argument("--max-waiting-requests", type=_count, default=1 << 20, metavar="N", help="queue's bound")
+    group.add_argument("--replicas", type=_count, default=1, metavar="N", help="at the start (default 1)")
+    routers = ", ".join(ROUTERS)
+    group.add_argument("--router", type=_names, default="least-loaded", metavar="NAME,..", help=routers)
+    group.add_argument(
+        "--autoscale", metavar="MIN:MAX:LOAD", help="keep LOAD live requests on each of MIN to MAX replicas"
+    )
+    group.add_argument(
+        "--scale-interval-s", type=float, default=15.0, metavar="S", help="between looks at the load (15)"
+    )
+    group.add_argument("--startup-s", type=float, default=60.0, metavar="S", help="until a new replica serves (60)")
+    group.add_argument("--cooldown-s", type=float, default=300.0, metavar="S", help="of low load before one goes (300)")
+
+
+def _scenarios(args: Namespace) -> Iterator[_Scenario]:
+    """Every combination of what has several values; a name says where it differs from the others."""
+    latency = load_latency(args.step_times)
+    varied = [axis for axis in AXES if len(getattr(args, axis)) > 1]
+    for values in itertools.product(*(getattr(args, axis) for axis in AXES)):
+        chosen = dict(zip(AXES, values, strict=True))
+        name = ", ".join(chosen[axis] for axis in varied) or chosen[AXES[0]]
+        deployment = _deployment(args, latency, chosen)
+        for rate in args.rates:
+            yield _Scenario(name, rate, deployment)
+
+
+def _deployment(args: Namespace, latency: StepLatency, chosen: dict[str, str]) -> Deployment:
+    config = SchedulerConfig(
+        num_blocks=args.num_blocks,
+        block_size=args.block_size,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_model_len=args.max_model_len,
+        max_waiting_requests=args.max_waiting_requests,
+        max_waiting_tokens=1 << 50,
+    )
+    rule = _autoscale_rule(args) if args.autoscale else None
+    num_replicas = max(args.replicas, rule.min_replicas) if rule else args.replicas
+    return Deployment(config, latency, num_replicas, chosen["router"], rule)
+
+
+def _autoscale_rule(args: Namespace) -> AutoscaleRule:
+    try:
+        least, most, load = args.autoscale.split(":")
+        rule = AutoscaleRule(int(least), int(most), float(load))
+    except ValueError as error:
+        raise ConfigError(f"--autoscale {args.autoscale!r}: must be MIN:MAX:LOAD, as 1:8:64") from error
+    return replace(rule, interval_s=args.scale_interval_s, startup_s=args.startup_s, cooldown_s=args.cooldown_s)
+
+
+def _workload(args: Namespace, rate: float, tenants: tuple[Tenant, ...]) -> Workload | Trace:
+    if args.trace is not None:
+        return Trace(args.trace, tenants, args.requests, speed=rate)
+    arrivals = arrivals_named(args.arrivals, rate, burstiness=args.burstiness, on_s=args.on_s, off_s=args.off_s)
+    prefixes = SharedPrefixes(args.prefixes, args.prefix_tokens, args.prefix_share) if args.prefixes else NO_PREFIXES
+    return Workload(arrivals, _lengths(args), args.requests, tenants, prefixes, args.seed)
+
+
+def _lengths(args: Namespace) -> RequestLengths:
+    if args.lengths_from is not None:
+        return load_lengths(args.lengths_from)
+    return SeparateLengths(parse_lengths(args.prompts), parse_lengths(args.outputs))
+
+
+def _run_scenario(
+    args: Namespace, scenario: _Scenario, tenants: tuple[Tenant, ...], limits: LatencyLimits, bar: ProgressBar
+) -> RunReport:
+    workload = _workload(args, scenario.rate, tenants)
+    simulation = Simulation(scenario.deployment, tenants, limits)
+    stage = f"{scenario.name} {scenario.rate:g}/s"
+    simulation.run(workload.requests(), lambda num_arrived: bar(stage, num_arrived, args.requests + 1))
+    bar(stage, args.requests, args.requests)
+    return run_report(scenario.name, scenario.rate, simulation, tenants)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return int(text)
+
+
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a list of numbers like 5,10,20") from None
+    if not all(0 < rate < 1e9 for rate in rates):
+        raise ArgumentTypeError(f"{text!r} holds a number that is not above 0")
+    return rates
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")

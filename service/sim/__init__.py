@@ -1,0 +1,1 @@
+"""Drives the real Scheduler on a virtual clock."""

@@ -1,0 +1,54 @@
+"""How many replicas there should be."""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from service.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscaleRule:
+    """As many replicas as keep `target_load` live requests on each, between two bounds.
+
+    Looked at every `interval_s`. Growth is ordered at once and helps after `startup_s`; replicas are given up only
+    when the load has asked for fewer during all of `cooldown_s`, and end when their requests have.
+    """
+
+    min_replicas: int
+    max_replicas: int
+    target_load: float
+    interval_s: float = 15.0
+    startup_s: float = 60.0
+    cooldown_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for bounds that are none."""
+        if not 1 <= self.min_replicas <= self.max_replicas:
+            raise ConfigError(f"replicas from {self.min_replicas} to {self.max_replicas}: needs 1 <= least <= most")
+        if not self.target_load > 0 or not self.interval_s > 0:
+            raise ConfigError(f"target_load {self.target_load}, interval_s {self.interval_s}: both must be above 0")
+        if self.startup_s < 0 or self.cooldown_s < 0:
+            raise ConfigError(f"startup_s {self.startup_s}, cooldown_s {self.cooldown_s}: neither may be below 0")
+
+    def wanted(self, num_live: int) -> int:
+        """Replicas for `num_live` requests."""
+        return min(max(math.ceil(num_live / self.target_load), self.min_replicas), self.max_replicas)
+
+
+class Autoscaler:
+    """Applies a rule over time."""
+
+    def __init__(self, rule: AutoscaleRule) -> None:
+        self.rule = rule
+        self._wanted: deque[tuple[float, int]] = deque()  # (seconds, replicas) of the last `cooldown_s`
+
+    def decide(self, now_s: float, num_live: int, num_replicas: int) -> int:
+        """How many replicas there should be from now on. `num_replicas` are there or starting."""
+        wanted = self.rule.wanted(num_live)
+        self._wanted.append((now_s, wanted))
+        while self._wanted[0][0] < now_s - self.rule.cooldown_s:
+            self._wanted.popleft()
+        if wanted >= num_replicas:
+            return wanted
+        return min(num_replicas, max(number for _, number in self._wanted))

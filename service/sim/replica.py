@@ -1,0 +1,100 @@
+"""One replica: the real scheduler, and steps that only take time."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from service.core.plan import StepPlan
+from service.core.scheduler import Scheduler, SchedulerConfig
+from service.core.types import FinishReason, Int32Array, Request, SamplingParams, StepResult
+from service.errors import ChairliftError
+from service.sim.latency import StepLatency
+from service.sim.metrics import Collector
+from service.sim.workload import SimRequest, Tenant
+
+RETRY_NS: Final = 1_000_000
+"""How long a scheduler that has work, but forms no step yet, is left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step in flight."""
+
+    plan: StepPlan
+    start_ns: int
+
+
+class Replica:
+    """A scheduler on virtual time. Its tokens have no values, and nothing is checked slot by slot.
+
+    `wake` lets it go on: it commits the step that is over and begins the next one.
+    """
+
+    def __init__(self, number: int, config: SchedulerConfig, latency: StepLatency, collector: Collector) -> None:
+        self.number = number
+        self.num_live = 0
+        self.is_asleep = True  # nothing will wake it but a request
+        self.scheduler = Scheduler(config)
+        self._latency = latency
+        self._collector = collector
+        self._step: _Step | None = None
+        self._measured_ns = -1  # until when the series know about it
+        self._tokens: Int32Array = np.zeros(max(config.max_num_seqs, config.max_model_len), np.int32)
+        self._tokens.flags.writeable = False
+
+    def add(self, seq_id: int, request: SimRequest, tenant: Tenant) -> bool:
+        """Take a request. False when the scheduler refuses it."""
+        prompt = self._tokens[: min(request.prompt_tokens, self.scheduler.config.max_model_len - 1)]
+        sampling = SamplingParams(request.output_tokens, ignore_eos=True)
+        try:
+            self.scheduler.add(Request(seq_id, prompt, sampling, tenant=tenant.name, arrival_ns=request.arrival_ns))
+        except ChairliftError:
+            return False
+        self.num_live += 1
+        return True
+
+    def wake(self, now_ns: int) -> int | None:
+        """Commit the step that ends at `now_ns`, begin the next. Returns when to wake it again; None: at a request."""
+        if self._step is not None:
+            self._finish(self._step, now_ns)
+            self._step = None
+        next_ns = self._begin(now_ns)
+        self.is_asleep = next_ns is None
+        return next_ns
+
+    def _begin(self, now_ns: int) -> int | None:
+        scheduler, batch, collector = self.scheduler, self.scheduler.batch, self._collector
+        num_rows = batch.num_rows
+        plan = scheduler.plan(now_ns)
+        if plan is None:
+            return now_ns + RETRY_NS if scheduler.has_work else None
+        if batch.num_rows > num_rows:
+            collector.on_admitted(now_ns, batch.seq_ids[num_rows : batch.num_rows])
+        num_decode_rows = plan.num_decode_rows
+        context_tokens = int(batch.num_computed_tokens[plan.rows].sum())
+        duration_ns = self._latency.step_ns(plan.num_tokens - num_decode_rows, num_decode_rows, context_tokens)
+        self._step = _Step(plan, now_ns)
+        return now_ns + max(duration_ns, 1)
+
+    def _finish(self, step: _Step, now_ns: int) -> None:
+        plan, collector, batch = step.plan, self._collector, self.scheduler.batch
+        collector.on_served(now_ns, batch.seq_ids[plan.rows], plan.num_scheduled)
+        delta = self.scheduler.commit(plan, StepResult(self._tokens[: int(np.count_nonzero(plan.samples))]))
+        collector.on_tokens(now_ns, delta.seq_ids)
+        for index in np.flatnonzero(delta.finish_reasons != FinishReason.NONE).tolist():
+            self.num_live -= 1
+            collector.on_finished(now_ns, int(delta.seq_ids[index]), int(delta.finish_reasons[index]))
+        self._measure(step.start_ns, now_ns, len(delta.seq_ids))
+
+    def _measure(self, start_ns: int, end_ns: int, batch_size: int) -> None:
+        """Tell the series about a step, and about the idle time before it."""
+        collector, counters = self._collector, self.scheduler.counters
+        occupancy = 1.0 - counters.num_free_blocks / (counters.num_blocks - 1)
+        if 0 <= self._measured_ns < start_ns:
+            for series in (collector.batch_size, collector.kv_occupancy, collector.waiting):
+                series.add(self._measured_ns, start_ns, 0.0)
+        self._measured_ns = end_ns
+        collector.batch_size.add(start_ns, end_ns, batch_size)
+        collector.kv_occupancy.add(start_ns, end_ns, occupancy)
+        collector.waiting.add(start_ns, end_ns, counters.num_waiting + counters.num_preempted)

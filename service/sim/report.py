@@ -1,0 +1,212 @@
+"""What a simulation found, as a JSON document and as one HTML file with pictures."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from service.report.chart import Line, line_chart
+from service.report.latency_limits import LatencyLimits
+from service.report.page import figure, figures, heading, html_page, latency_table, preformatted, table
+from service.sim.histogram import LogHistogram
+from service.sim.metrics import Collector
+from service.sim.run import Simulation
+from service.sim.workload import Tenant
+
+LATENCIES: Final = ("ttft", "tpot", "itl", "e2el", "queue_wait")
+SERIES: Final = ("batch_size", "kv_occupancy", "waiting", "replicas")
+_SHARES: Final = (0.01, *(number / 20 for number in range(1, 20)), 0.99, 0.999)
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """One simulated run. Latencies in milliseconds; series are (seconds, mean) with at most 512 points each."""
+
+    name: str  # of the setting that is compared
+    rate: float  # requests per second that were offered
+    duration_s: float  # from the first moment to the last request's end
+    requests: dict[str, int]  # arrived, refused, completed, failed, good
+    throughput: dict[str, float]  # requests, output tokens and all tokens per second, of completed requests
+    goodput: dict[str, float]  # good requests per second, and their share of all that arrived
+    latency_ms: dict[str, dict[str, float]]
+    quantiles_ms: dict[str, list[Point]]  # (percent of the requests, milliseconds)
+    batch: dict[str, float]
+    kv_occupancy: dict[str, float]
+    preemptions: dict[str, int]
+    fairness: dict[str, float]
+    tenant_tokens: dict[str, float]  # computed for each, prompts and outputs
+    replicas: dict[str, float]
+    series: dict[str, list[Point]]
+
+
+def run_report(name: str, rate: float, simulation: Simulation, tenants: Sequence[Tenant]) -> RunReport:
+    """Summarise a simulation that has run."""
+    collector = simulation.collector
+    totals, duration_s = collector.totals, max(collector.totals.end_ns / 1e9, 1e-9)
+    counters = [replica.scheduler.counters for replica in simulation.all_replicas]
+    histograms = _histograms(collector)
+    return RunReport(
+        name=name,
+        rate=rate,
+        duration_s=duration_s,
+        requests={field: getattr(totals, field) for field in ("arrived", "refused", "completed", "failed", "good")},
+        throughput={
+            "requests_per_s": totals.completed / duration_s,
+            "output_tokens_per_s": totals.output_tokens / duration_s,
+            "total_tokens_per_s": (totals.prompt_tokens + totals.output_tokens) / duration_s,
+        },
+        goodput={"requests_per_s": totals.good / duration_s, "share": totals.good / max(totals.arrived, 1)},
+        latency_ms={key: histogram.summary() for key, histogram in histograms.items()},
+        quantiles_ms={
+            key: [(100 * share, histogram.quantile(share)) for share in _SHARES]
+            for key, histogram in histograms.items()
+            if histogram.count
+        },
+        batch={
+            "mean": collector.batch_size.mean,
+            "max": collector.batch_size.largest,
+            "mean_of_steps": totals.sampled_tokens / max(totals.steps, 1),
+            "steps": totals.steps,
+        },
+        kv_occupancy={"mean": collector.kv_occupancy.mean, "max": collector.kv_occupancy.largest},
+        preemptions={
+            "count": sum(counter.num_preemptions for counter in counters),
+            "recomputed_tokens": sum(counter.num_recomputed_tokens for counter in counters),
+        },
+        fairness={"jain_index": collector.shares.index, "windows": collector.shares.num_windows},
+        tenant_tokens={
+            tenant.name: tokens
+            for tenant, tokens in zip(tenants, collector.shares.totals.tolist(), strict=True)
+            if len(tenants) > 1
+        },
+        replicas={"mean": collector.replicas.mean, "max": collector.replicas.largest},
+        series={key: getattr(collector, key).points() for key in SERIES},
+    )
+
+
+def json_report(command: str, reports: Sequence[RunReport]) -> str:
+    """All runs as one document: `{"command": ..., "runs": [...]}`."""
+    return json.dumps({"command": command, "runs": [asdict(report) for report in reports]}) + "\n"
+
+
+def text_report(reports: Sequence[RunReport]) -> str:
+    """A table with one line per run; latencies in milliseconds."""
+    names = max(len("setting"), *(len(report.name) for report in reports))
+    lines = [
+        f"{'setting':{names}}     rate   req/s  output tok/s    batch   TTFT p50      p99  TPOT p50     p99   E2EL p99"
+        "  good  Jain"
+    ]
+    for report in reports:
+        ttft, tpot, e2el = (report.latency_ms[key] for key in ("ttft", "tpot", "e2el"))
+        lines.append(
+            f"{report.name:{names}} {report.rate:8.1f} {report.throughput['requests_per_s']:7.1f} "
+            f"{report.throughput['output_tokens_per_s']:13.0f} {report.batch['mean_of_steps']:8.1f} "
+            f"{ttft['median']:10.1f} {ttft['p99']:8.1f} {tpot['median']:9.2f} {tpot['p99']:7.2f} {e2el['p99']:10.0f} "
+            f"{report.goodput['share']:5.0%} {report.fairness['jain_index']:5.3f}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def html_report(command: str, reports: Sequence[RunReport], limits: LatencyLimits) -> str:
+    """One HTML file, everything in it."""
+    shown = _highest_rates(reports)
+    parts = [preformatted(command), heading("Runs"), _runs_table(reports, limits)]
+    if len(reports) > len(shown):
+        parts += [heading("Throughput against latency"), _pareto_figures(reports)]
+    parts += [heading("Over time"), figures([_series_figure(shown, *kind) for kind in _SERIES_KINDS])]
+    parts += [heading("Distributions"), figures([_quantile_figure(shown, *kind) for kind in _QUANTILE_KINDS])]
+    for report in shown:
+        parts += [heading(f"Latencies: {_label(report)}"), latency_table(report.latency_ms)]
+        if report.tenant_tokens:
+            shares = [[name, tokens] for name, tokens in report.tenant_tokens.items()]
+            parts += [heading(f"Tenants: {_label(report)}"), table(["tenant", "tokens computed"], shares)]
+    return html_page("Chairlift simulation", parts)
+
+
+_SERIES_KINDS: Final = (
+    ("batch_size", "Effective batch size", "sequences", "sequences that got a token in a step, mean over time"),
+    ("kv_occupancy", "KV occupancy", "share of blocks", "share of the KV buffer's blocks that are taken"),
+    ("waiting", "Queue", "requests", "requests that wait at a replica"),
+    ("replicas", "Replicas", "replicas", "ready and draining ones"),
+)
+_QUANTILE_KINDS: Final = (
+    ("queue_wait", "Queue wait", "from arrival to the first row"),
+    ("ttft", "Time to first token", "from arrival"),
+    ("tpot", "Time per output token", "after the first, mean of a request"),
+    ("e2el", "End-to-end latency", "from arrival to the last token"),
+)
+
+
+def _histograms(collector: Collector) -> dict[str, LogHistogram]:
+    return {key: getattr(collector, key) for key in LATENCIES}
+
+
+def _highest_rates(reports: Sequence[RunReport]) -> list[RunReport]:
+    """Of every setting the run with the highest rate."""
+    last: dict[str, RunReport] = {}
+    for report in reports:
+        if report.name not in last or report.rate >= last[report.name].rate:
+            last[report.name] = report
+    return list(last.values())
+
+
+def _label(report: RunReport) -> str:
+    return f"{report.name}, {report.rate:g} requests/s"
+
+
+def _runs_table(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
+    header = ["setting", "rate", "requests/s", "output tokens/s", "batch", "KV", "TTFT p50", "p99"]
+    header += ["TPOT p50", "p99", "E2EL p99", "Jain", "preemptions", "refused", "failed"]
+    rows: list[list[object]] = []
+    for report in reports:
+        ttft, tpot, e2el = (report.latency_ms[key] for key in ("ttft", "tpot", "e2el"))
+        rows.append(
+            [
+                report.name,
+                report.rate,
+                report.throughput["requests_per_s"],
+                report.throughput["output_tokens_per_s"],
+                report.batch["mean_of_steps"],
+                f"{report.kv_occupancy['mean']:.0%}",
+                *(ttft["median"], ttft["p99"], tpot["median"], tpot["p99"], e2el["p99"]),
+                report.fairness["jain_index"],
+                report.preemptions["count"],
+                report.requests["refused"],
+                report.requests["failed"],
+            ]
+        )
+        if limits.are_set:
+            rows[-1].append(f"{report.goodput['share']:.1%}")
+    return table([*header, "good"] if limits.are_set else header, rows)
+
+
+def _pareto_figures(reports: Sequence[RunReport]) -> str:
+    names = list(dict.fromkeys(report.name for report in reports))
+    parts = []
+    for key, percentile in (("ttft", "p99"), ("tpot", "p99"), ("e2el", "p99"), ("e2el", "median")):
+        lines = [
+            Line(
+                [
+                    (report.throughput["output_tokens_per_s"], report.latency_ms[key][percentile])
+                    for report in reports
+                    if report.name == name
+                ],
+                name,
+            )
+            for name in names
+        ]
+        chart = line_chart(lines, "output tokens/s", "ms", has_log_y=True)
+        parts.append(figure(f"{key.upper()} {percentile}", chart, "one point per offered rate"))
+    return figures(parts)
+
+
+def _series_figure(reports: Sequence[RunReport], key: str, caption: str, unit: str, note: str) -> str:
+    lines = [Line(report.series[key], _label(report)) for report in reports]
+    return figure(caption, line_chart(lines, "seconds", unit), note)
+
+
+def _quantile_figure(reports: Sequence[RunReport], key: str, caption: str, note: str) -> str:
+    lines = [Line(report.quantiles_ms.get(key, []), _label(report)) for report in reports]
+    return figure(caption, line_chart(lines, "percent of requests", "ms", has_log_y=True), note)

@@ -1,0 +1,147 @@
+"""A deployment on a virtual clock: replicas behind a router, under an autoscaling rule."""
+
+import heapq
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from service.core.scheduler import SchedulerConfig
+from service.errors import ConfigError
+from service.report.latency_limits import LatencyLimits
+from service.sim.autoscaler import Autoscaler, AutoscaleRule
+from service.sim.latency import StepLatency
+from service.sim.metrics import Collector
+from service.sim.replica import Replica
+from service.sim.router import router_named
+from service.sim.workload import SimRequest, Tenant
+
+_NEVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What is simulated. With a rule, `num_replicas` are there at the start."""
+
+    scheduler: SchedulerConfig  # of each replica
+    latency: StepLatency
+    num_replicas: int = 1
+    router: str = "least-loaded"
+    autoscale: AutoscaleRule | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for no replica, and for more than a router sees through."""
+        if not 1 <= self.num_replicas <= 1024:
+            raise ConfigError(f"num_replicas is {self.num_replicas}, but must be between 1 and 1,024")
+
+
+class Simulation:
+    """Runs a workload through a deployment, event by event: arrivals, ends of steps, looks at the load.
+
+    An arrival comes before whatever else happens at the same nanosecond. The time between events costs nothing, so a
+    simulation is as fast as its schedulers are.
+    """
+
+    def __init__(self, deployment: Deployment, tenants: tuple[Tenant, ...], limits: LatencyLimits) -> None:
+        self.collector = Collector(tenants, limits)
+        self.all_replicas: list[Replica] = []  # that ever were
+        self._deployment = deployment
+        self._tenants = tenants
+        self._router = router_named(deployment.router)
+        self._autoscaler = Autoscaler(deployment.autoscale) if deployment.autoscale else None
+        self._ready: list[Replica] = []
+        self._starting: list[Replica] = []
+        self._draining: list[Replica] = []
+        self._events: list[tuple[int, int, Callable[[int], None]]] = []  # (when, serial, what), a heap
+        self._serials = count()
+        self._has_arrivals = True
+        self._scaled_ns = 0
+
+    def run(self, requests: Iterable[SimRequest], on_progress: Callable[[int], None] | None = None) -> Collector:
+        """Serve `requests`, which arrive in order, to their ends. `on_progress` gets the number that have arrived."""
+        self._ready = [self._new_replica() for _ in range(self._deployment.num_replicas)]
+        if self._autoscaler is not None:
+            self._at(round(self._autoscaler.rule.interval_s * 1e9), self._scale)
+        events, totals = self._events, self.collector.totals
+        arrivals = iter(requests)
+        request = next(arrivals, None)
+        now_ns = 0
+        while request is not None or events:
+            if request is not None and request.arrival_ns <= (events[0][0] if events else _NEVER):
+                now_ns = request.arrival_ns
+                self._arrive(request)
+                request = next(arrivals, None)
+                self._has_arrivals = request is not None
+                if on_progress is not None and totals.arrived % 1024 == 0:
+                    on_progress(totals.arrived)
+                continue
+            now_ns, _, happen = heapq.heappop(events)
+            happen(now_ns)
+        self._count_replicas(totals.end_ns)
+        return self.collector
+
+    @property
+    def num_live(self) -> int:
+        """Requests in the system."""
+        return sum(replica.num_live for replica in (*self._ready, *self._draining))
+
+    def _at(self, when_ns: int, happen: Callable[[int], None]) -> None:
+        heapq.heappush(self._events, (when_ns, next(self._serials), happen))
+
+    def _arrive(self, request: SimRequest) -> None:
+        replica = self._ready[self._router.choose(request, self._ready)]
+        seq_id = self.collector.on_arrival(request)
+        if not replica.add(seq_id, request, self._tenants[request.tenant]):
+            self.collector.on_refused(seq_id)
+        elif replica.is_asleep:
+            replica.is_asleep = False
+            self._at(request.arrival_ns, partial(self._wake, replica))
+
+    def _wake(self, replica: Replica, now_ns: int) -> None:
+        next_ns = replica.wake(now_ns)
+        if next_ns is not None:
+            self._at(next_ns, partial(self._wake, replica))
+        elif replica in self._draining:
+            self._count_replicas(now_ns)
+            self._draining.remove(replica)
+
+    def _scale(self, now_ns: int) -> None:
+        """Look at the load, order or give up replicas, and look again later."""
+        assert self._autoscaler is not None, "only a deployment with a rule is scaled"
+        rule, num_replicas = self._autoscaler.rule, len(self._ready) + len(self._starting)
+        wanted = self._autoscaler.decide(now_ns / 1e9, self.num_live, num_replicas)
+        for _ in range(num_replicas, wanted):
+            replica = self._new_replica()
+            self._starting.append(replica)
+            self._at(now_ns + round(rule.startup_s * 1e9), partial(self._join, replica))
+        if wanted < num_replicas:
+            self._give_up(num_replicas - wanted, now_ns)
+        if self._has_arrivals or self.num_live:
+            self._at(now_ns + round(rule.interval_s * 1e9), self._scale)
+
+    def _join(self, replica: Replica, now_ns: int) -> None:
+        if replica in self._starting:  # not given up meanwhile
+            self._count_replicas(now_ns)
+            self._starting.remove(replica)
+            self._ready.append(replica)
+
+    def _give_up(self, num_replicas: int, now_ns: int) -> None:
+        """Starting replicas go first, then the newest; what they have begun they finish."""
+        self._count_replicas(now_ns)
+        for _ in range(num_replicas):
+            if self._starting:
+                self._starting.pop()
+                continue
+            replica = self._ready.pop()
+            if replica.num_live:
+                self._draining.append(replica)
+
+    def _count_replicas(self, now_ns: int) -> None:
+        """Tell the series how many there were until now."""
+        self.collector.replicas.add(self._scaled_ns, now_ns, len(self._ready) + len(self._draining))
+        self._scaled_ns = max(self._scaled_ns, now_ns)
+
+    def _new_replica(self) -> Replica:
+        replica = Replica(len(self.all_replicas), self._deployment.scheduler, self._deployment.latency, self.collector)
+        self.all_replicas.append(replica)
+        return replica

@@ -1,0 +1,120 @@
+"""Simulations that a reader can compute by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from service.core.scheduler_config import SchedulerConfig
+from service.report.latency_limits import LatencyLimits
+from service.sim.arrivals import PoissonArrivals
+from service.sim.autoscaler import AutoscaleRule
+from service.sim.latency import StepLatency
+from service.sim.lengths import FixedLength, SeparateLengths
+from service.sim.metrics import Collector
+from service.sim.run import Deployment, Simulation
+from service.sim.workload import SimRequest, Tenant, Workload
+
+MS = 1_000_000
+CONFIG = SchedulerConfig(num_blocks=101, block_size=4, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32)
+LATENCY = StepLatency(1 * MS, prefill_token_ns=0.1 * MS, decode_row_ns=0.5 * MS, context_token_ns=0)
+ONE = (Tenant("one"),)
+
+
+def simulate(*requests: SimRequest, limits: LatencyLimits | None = None, **changes: object) -> Collector:
+    deployment = replace(Deployment(CONFIG, LATENCY), **changes)  # type: ignore[arg-type]
+    return Simulation(deployment, ONE, limits or LatencyLimits()).run(requests)
+
+
+def test_two_requests_share_steps_as_computed_by_hand() -> None:
+    """Step 1, 0 to 2 ms: the first prompt, 1 + 10 * 0.1. Step 2, to 3.9 ms: its second token and the other prompt,
+    1 + 0.5 + 4 * 0.1. Step 3, to 5.9 ms: two decode rows, 1 + 2 * 0.5, and both are done.
+    """
+    measured = simulate(
+        SimRequest(0, 0, prompt_tokens=10, output_tokens=3),
+        SimRequest(round(1.5 * MS), 0, prompt_tokens=4, output_tokens=2),
+        limits=LatencyLimits(ttft_ms=2.0, tpot_ms=3.0),
+    )
+    totals = measured.totals
+    assert (totals.arrived, totals.completed, totals.good, totals.steps) == (2, 2, 1, 3)
+    assert (totals.prompt_tokens, totals.output_tokens, totals.end_ns) == (14, 5, round(5.9 * MS))
+    assert measured.ttft.mean == pytest.approx((2.0 + 2.4) / 2)
+    assert measured.queue_wait.mean == pytest.approx((0.0 + 0.5) / 2)
+    assert measured.e2el.mean == pytest.approx((5.9 + 4.4) / 2)
+    assert measured.tpot.mean == pytest.approx((3.9 / 2 + 2.0) / 2)
+    assert (measured.itl.count, measured.itl.mean) == (3, pytest.approx((1.9 + 2.0 + 2.0) / 3))
+    assert measured.batch_size.mean == pytest.approx((2.0 * 1 + 1.9 * 2 + 2.0 * 2) / 5.9)
+
+
+def test_context_tokens_and_the_floor_of_the_weights_count() -> None:
+    """A prompt of 4 costs max(3, 0.4) + 0, its one decode step max(3, 0.5) + 4 * 0.25: 3 + 4 ms."""
+    latency = StepLatency(0, 0.1 * MS, 0.5 * MS, context_token_ns=0.25 * MS, weights_ns=3 * MS)
+    measured = simulate(SimRequest(0, 0, prompt_tokens=4, output_tokens=2), latency=latency)
+    assert measured.totals.end_ns == 7 * MS
+
+
+def test_requests_of_one_moment_share_their_first_step() -> None:
+    measured = simulate(*(SimRequest(0, 0, prompt_tokens=2, output_tokens=1) for _ in range(3)))
+    assert (measured.totals.steps, measured.totals.end_ns) == (1, round(1.6 * MS))
+
+
+def test_idle_time_counts_as_an_empty_batch() -> None:
+    """One request from 0 to 1.2 ms, the next from 6 to 7.2 ms: one sequence for 2.4 of 7.2 ms."""
+    measured = simulate(SimRequest(0, 0, 2, 1), SimRequest(6 * MS, 0, 2, 1))
+    assert measured.batch_size.mean == pytest.approx(2.4 / 7.2)
+
+
+def test_refused_requests_are_counted_and_forgotten() -> None:
+    config = replace(CONFIG, max_num_seqs=1, max_waiting_requests=1)
+    measured = simulate(*(SimRequest(number, 0, 2, 1) for number in range(4)), scheduler=config)
+    assert (measured.totals.completed, measured.totals.refused) == (2, 2)
+
+
+def test_request_that_outgrows_the_buffer_fails() -> None:
+    config = replace(CONFIG, num_blocks=3)  # eight tokens
+    measured = simulate(SimRequest(0, 0, prompt_tokens=6, output_tokens=20), scheduler=config)
+    assert (measured.totals.completed, measured.totals.failed) == (0, 1)
+
+
+def test_prompt_longer_than_the_context_is_cut() -> None:
+    measured = simulate(SimRequest(0, 0, prompt_tokens=1000, output_tokens=5))
+    assert (measured.totals.completed, measured.totals.output_tokens) == (1, 1)
+
+
+def test_two_replicas_serve_two_requests_as_if_alone() -> None:
+    requests = [SimRequest(0, 0, 10, 3), SimRequest(0, 0, 10, 3)]
+    alone = simulate(requests[0])
+    both = simulate(*requests, num_replicas=2, router="round-robin")
+    assert both.totals.end_ns == alone.totals.end_ns
+    assert both.totals.completed == 2
+
+
+def test_autoscaler_adds_replicas_after_their_start_up_and_gives_them_up() -> None:
+    """Ten requests of 20 ms each, one at a time, at a target of one live request per replica: at 10 ms the rule asks
+    for all four; three join at 30 ms. Afterwards the load falls, and the last look finds one replica.
+    """
+    config = replace(CONFIG, max_num_seqs=1)
+    latency = StepLatency(20 * MS, 0, 0, 0)
+    rule = AutoscaleRule(1, 4, target_load=1, interval_s=0.01, startup_s=0.02, cooldown_s=0.0)
+    requests = [SimRequest(0, 0, 2, 1) for _ in range(10)]
+    requests += [SimRequest(number * 40 * MS, 0, 2, 1) for number in range(5, 9)]
+    fixed = simulate(*requests, scheduler=config, latency=latency, router="round-robin")
+    simulation = Simulation(Deployment(config, latency, 1, "least-loaded", rule), ONE, LatencyLimits())
+    scaled = simulation.run(requests)
+    assert scaled.totals.completed == fixed.totals.completed == 14
+    assert len(simulation.all_replicas) == 4
+    assert scaled.replicas.largest == 4
+    assert scaled.replicas.points()[-1][1] == 1
+    # The first request of a burst is on one replica only: what queued behind it before the others came stays there.
+    assert fixed.totals.end_ns == 340 * MS
+
+
+def test_many_requests_leave_nothing_behind() -> None:
+    """Memory is bounded: slots of finished requests are used again."""
+    workload = Workload(PoissonArrivals(100), SeparateLengths(FixedLength(8), FixedLength(4)), num_requests=3000)
+    simulation = Simulation(Deployment(CONFIG, LATENCY), workload.tenants, LatencyLimits())
+    measured = simulation.run(workload.requests())
+    assert measured.totals.completed == 3000
+    assert len(measured.live.tenant) == 1024
+    assert simulation.num_live == 0
+    counters = simulation.all_replicas[0].scheduler.counters
+    assert counters.num_free_blocks == counters.num_blocks - 1

@@ -1,0 +1,86 @@
+"""`chairlift simulate`: its document, its page, its complaints."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from service import cli
+from tests.unit.pages import captions, parsed_page
+
+SMALL = ["simulate", "--requests", "60", "--prompts", "fixed:20", "--outputs", "fixed:5"]
+
+
+def test_document_has_a_run_per_rate_and_router(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rates", "5,50", "--replicas", "2", "--router", "round-robin,prefix-affinity", "--json"]
+    assert cli.main([*SMALL, *flags]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(run["name"], run["rate"]) for run in runs] == [
+        ("round-robin", 5.0),
+        ("round-robin", 50.0),
+        ("prefix-affinity", 5.0),
+        ("prefix-affinity", 50.0),
+    ]
+    for run in runs:
+        assert run["requests"]["arrived"] == run["requests"]["completed"] == 60
+        assert run["throughput"]["output_tokens_per_s"] * run["duration_s"] == pytest.approx(300)
+        assert run["throughput"]["total_tokens_per_s"] * run["duration_s"] == pytest.approx(1500)
+        assert set(run["latency_ms"]) == {"ttft", "tpot", "itl", "e2el", "queue_wait"}
+        assert run["replicas"] == {"mean": 2.0, "max": 2.0}
+
+
+def test_page_is_self_contained_and_has_every_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "report.html"
+    flags = ["--rates", "5,50", "--tenants", "a:9,b", "--goodput", "ttft:100", "--html", str(path)]
+    assert cli.main([*SMALL, *flags]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[:2] == ["setting", "rate"] and len(lines) == 2
+    assert captions(parsed_page(path.read_text())) == [
+        "TTFT p99",
+        "TPOT p99",
+        "E2EL p99",
+        "E2EL median",
+        "Effective batch size",
+        "KV occupancy",
+        "Queue",
+        "Replicas",
+        "Queue wait",
+        "Time to first token",
+        "Time per output token",
+        "End-to-end latency",
+    ]
+
+
+def test_trace_is_replayed_at_several_speeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(f'{{"arrival_s": {i}, "prompt_tokens": 9, "output_tokens": 2}}' for i in range(20)))
+    assert cli.main(["simulate", "--trace", str(trace), "--rates", "1,10", "--json"]) == 0
+    slow, fast = json.loads(capsys.readouterr().out)["runs"]
+    assert slow["requests"]["completed"] == fast["requests"]["completed"] == 20
+    assert (slow["duration_s"], fast["duration_s"]) == (pytest.approx(19, abs=0.1), pytest.approx(1.9, abs=0.1))
+
+
+def test_autoscaled_deployment_grows_under_load(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--requests", "2000", "--rates", "100", "--max-num-seqs", "1", "--autoscale", "1:4:8", "--json"]
+    flags += ["--scale-interval-s", "1", "--startup-s", "2"]
+    assert cli.main([*SMALL, *flags]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["replicas"]["max"] > 1
+    assert run["requests"]["completed"] == 2000
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--router", "random"], "router 'random'"),
+        (["--prompts", "fixed:0"], "lengths 'fixed:0'"),
+        (["--autoscale", "3"], "--autoscale '3'"),
+        (["--step-times", "nowhere"], "nowhere: no such file"),
+        (["--html", "nowhere/at/all.html"], "its folder does not exist"),
+        (["--trace", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
+    ],
+)
+def test_wrong_setting_is_one_line_and_2(flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", *flags]) == 2
+    err = capsys.readouterr().err
+    assert complaint in err and err.count("\n") == 1
