@@ -7,9 +7,10 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast, get_args
 
 from graphs.progress import ProgressBar
-from service.core.scheduler_config import SchedulerConfig
+from service.core.scheduler_config import OrderingConfig, Policy, SchedulerConfig
 from service.errors import ConfigError
 from service.report.latency_limits import LatencyLimits, parse_limits
 from service.sim.arrivals import arrivals_named
@@ -24,9 +25,9 @@ from service.sim.workload import NO_PREFIXES, SharedPrefixes, Tenant, Trace, Wor
 EPILOG = """Lengths are fixed:N, uniform:LEAST:MOST or lognormal:MEDIAN:SIGMA. A trace is a file of JSON objects with
 arrival_s, prompt_tokens (or prompt_token_ids), output_tokens (or max_tokens) and perhaps tenant. Step times are a
 profile's name, a JSON object of overhead_ns, prefill_token_ns, decode_row_ns, context_token_ns and weights_ns, or what
-`chairlift bench step --json` printed. --rates and --router take several values: every combination is run, and the
-report compares them."""
-AXES = ("router",)
+`chairlift bench step --json` printed. --rates, --policy, --router and --prefix-cache take several values: every
+combination is run, and the report compares them."""
+AXES = {"policy": get_args(Policy), "router": tuple(ROUTERS), "prefix_cache": ("on", "off")}
 """Flags that take several values, beside the rates."""
 
 
@@ -57,7 +58,7 @@ def run(args: Namespace) -> int:
     limits = parse_limits(args.goodput) if args.goodput else LatencyLimits()
     tenants = parse_tenants(args.tenants)
     bar = ProgressBar()
-    reports = [_run_scenario(args, scenario, tenants, limits, bar) for scenario in _scenarios(args)]
+    reports = [_run_scenario(args, scenario, tenants, limits, bar) for scenario in _scenarios(args, tenants)]
     command = shlex.join(["chairlift", *sys.argv[1:]])
     if args.html is not None:
         args.html.write_text(html_report(command, reports, limits), encoding="utf-8")
@@ -103,8 +104,9 @@ def _add_deployment_arguments(parser: ArgumentParser) -> None:
     group.add_argument("--max-model-len", type=_count, default=8192, metavar="N", help="tokens of a sequence (8192)")
     group.add_argument("--max-waiting-requests", type=_count, default=1 << 20, metavar="N", help="queue's bound")
     group.add_argument("--replicas", type=_count, default=1, metavar="N", help="at the start (default 1)")
-    routers = ", ".join(ROUTERS)
-    group.add_argument("--router", type=_names, default="least-loaded", metavar="NAME,..", help=routers)
+    for axis, default in (("policy", "fcfs"), ("router", "least-loaded"), ("prefix_cache", "on")):
+        text = f"{', '.join(AXES[axis])} (default {default})"
+        group.add_argument(f"--{axis.replace('_', '-')}", type=_names, default=default, metavar="NAME,..", help=text)
     group.add_argument(
         "--autoscale", metavar="MIN:MAX:LOAD", help="keep LOAD live requests on each of MIN to MAX replicas"
     )
@@ -115,19 +117,30 @@ def _add_deployment_arguments(parser: ArgumentParser) -> None:
     group.add_argument("--cooldown-s", type=float, default=300.0, metavar="S", help="of low load before one goes (300)")
 
 
-def _scenarios(args: Namespace) -> Iterator[_Scenario]:
+def _scenarios(args: Namespace, tenants: tuple[Tenant, ...]) -> Iterator[_Scenario]:
     """Every combination of what has several values; a name says where it differs from the others."""
     latency = load_latency(args.step_times)
     varied = [axis for axis in AXES if len(getattr(args, axis)) > 1]
+    for axis, known in AXES.items():
+        for value in getattr(args, axis):
+            if value not in known:
+                raise ConfigError(f"{axis} {value!r}: must be one of {', '.join(known)}")
     for values in itertools.product(*(getattr(args, axis) for axis in AXES)):
         chosen = dict(zip(AXES, values, strict=True))
-        name = ", ".join(chosen[axis] for axis in varied) or chosen[AXES[0]]
-        deployment = _deployment(args, latency, chosen)
+        name = ", ".join(_shown(axis, chosen[axis]) for axis in varied) or chosen["policy"]
+        deployment = _deployment(args, latency, chosen, tenants)
         for rate in args.rates:
             yield _Scenario(name, rate, deployment)
 
 
-def _deployment(args: Namespace, latency: StepLatency, chosen: dict[str, str]) -> Deployment:
+def _shown(axis: str, value: str) -> str:
+    return f"{axis.replace('_', ' ')} {value}" if value in {"on", "off"} else value
+
+
+def _deployment(
+    args: Namespace, latency: StepLatency, chosen: dict[str, str], tenants: tuple[Tenant, ...]
+) -> Deployment:
+    weights = tuple((tenant.name, tenant.weight) for tenant in tenants)
     config = SchedulerConfig(
         num_blocks=args.num_blocks,
         block_size=args.block_size,
@@ -136,6 +149,8 @@ def _deployment(args: Namespace, latency: StepLatency, chosen: dict[str, str]) -
         max_model_len=args.max_model_len,
         max_waiting_requests=args.max_waiting_requests,
         max_waiting_tokens=1 << 50,
+        ordering=OrderingConfig(policy=cast(Policy, chosen["policy"]), tenant_weights=weights),
+        prefix_cache=chosen["prefix_cache"] == "on",
     )
     rule = _autoscale_rule(args) if args.autoscale else None
     num_replicas = max(args.replicas, rule.min_replicas) if rule else args.replicas

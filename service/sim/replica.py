@@ -1,6 +1,7 @@
 """One replica: the real scheduler, and steps that only take time."""
 
 from dataclasses import dataclass
+from struct import Struct
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,8 @@ from service.errors import ChairliftError
 from service.sim.latency import StepLatency
 from service.sim.metrics import Collector
 from service.sim.workload import SimRequest, Tenant
+
+_PAIR: Final = Struct("<qq")
 
 RETRY_NS: Final = 1_000_000
 """How long a scheduler that has work, but forms no step yet, is left alone."""
@@ -45,10 +48,24 @@ class Replica:
 
     def add(self, seq_id: int, request: SimRequest, tenant: Tenant) -> bool:
         """Take a request. False when the scheduler refuses it."""
-        prompt = self._tokens[: min(request.prompt_tokens, self.scheduler.config.max_model_len - 1)]
+        config = self.scheduler.config
+        prompt = self._tokens[: min(request.prompt_tokens, config.max_model_len - 1)]
         sampling = SamplingParams(request.output_tokens, ignore_eos=True)
+        root, digests = b"", tuple[bytes, ...]()
+        if config.prefix_cache:
+            root, digests = _digest(seq_id, 0), _block_names(seq_id, request, len(prompt), config.block_size)
         try:
-            self.scheduler.add(Request(seq_id, prompt, sampling, tenant=tenant.name, arrival_ns=request.arrival_ns))
+            self.scheduler.add(
+                Request(
+                    seq_id,
+                    prompt,
+                    sampling,
+                    tenant=tenant.name,
+                    arrival_ns=request.arrival_ns,
+                    cache_root=root,
+                    block_digests=digests,
+                )
+            )
         except ChairliftError:
             return False
         self.num_live += 1
@@ -98,3 +115,16 @@ class Replica:
         collector.batch_size.add(start_ns, end_ns, batch_size)
         collector.kv_occupancy.add(start_ns, end_ns, occupancy)
         collector.waiting.add(start_ns, end_ns, counters.num_waiting + counters.num_preempted)
+
+
+def _block_names(seq_id: int, request: SimRequest, prompt_tokens: int, block_size: int) -> tuple[bytes, ...]:
+    """Digests of the prompt's full blocks: equal in requests of one prefix as far as it reaches, else nobody else's."""
+    num_blocks = prompt_tokens // block_size
+    num_shared = min(request.prefix_tokens // block_size, num_blocks)
+    shared = [_digest(-1 - request.prefix, number) for number in range(num_shared)]
+    return tuple(shared + [_digest(seq_id, 1 + number) for number in range(num_shared, num_blocks)])
+
+
+def _digest(name: int, number: int) -> bytes:
+    """Stands for a hash: 16 bytes that no other pair has."""
+    return _PAIR.pack(name, number)

@@ -35,6 +35,7 @@ class RunReport:
     batch: dict[str, float]
     kv_occupancy: dict[str, float]
     preemptions: dict[str, int]
+    prefix_cache: dict[str, float]  # prompt tokens looked up, and found
     fairness: dict[str, float]
     tenant_tokens: dict[str, float]  # computed for each, prompts and outputs
     replicas: dict[str, float]
@@ -46,6 +47,8 @@ def run_report(name: str, rate: float, simulation: Simulation, tenants: Sequence
     collector = simulation.collector
     totals, duration_s = collector.totals, max(collector.totals.end_ns / 1e9, 1e-9)
     counters = [replica.scheduler.counters for replica in simulation.all_replicas]
+    queried_tokens = sum(counter.num_queried_tokens for counter in counters)
+    hit_tokens = sum(counter.num_hit_tokens for counter in counters)
     histograms = _histograms(collector)
     return RunReport(
         name=name,
@@ -74,6 +77,11 @@ def run_report(name: str, rate: float, simulation: Simulation, tenants: Sequence
         preemptions={
             "count": sum(counter.num_preemptions for counter in counters),
             "recomputed_tokens": sum(counter.num_recomputed_tokens for counter in counters),
+        },
+        prefix_cache={
+            "queried_tokens": queried_tokens,
+            "hit_tokens": hit_tokens,
+            "hit_share": hit_tokens / max(queried_tokens, 1),
         },
         fairness={"jain_index": collector.shares.index, "windows": collector.shares.num_windows},
         tenant_tokens={
@@ -158,7 +166,7 @@ def _label(report: RunReport) -> str:
 
 def _runs_table(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
     header = ["setting", "rate", "requests/s", "output tokens/s", "batch", "KV", "TTFT p50", "p99"]
-    header += ["TPOT p50", "p99", "E2EL p99", "Jain", "preemptions", "refused", "failed"]
+    header += ["TPOT p50", "p99", "E2EL p99", "Jain", "cache hits", "preemptions", "refused", "failed"]
     rows: list[list[object]] = []
     for report in reports:
         ttft, tpot, e2el = (report.latency_ms[key] for key in ("ttft", "tpot", "e2el"))
@@ -172,6 +180,7 @@ def _runs_table(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
                 f"{report.kv_occupancy['mean']:.0%}",
                 *(ttft["median"], ttft["p99"], tpot["median"], tpot["p99"], e2el["p99"]),
                 report.fairness["jain_index"],
+                f"{report.prefix_cache['hit_share']:.0%}",
                 report.preemptions["count"],
                 report.requests["refused"],
                 report.requests["failed"],

@@ -118,3 +118,21 @@ def test_many_requests_leave_nothing_behind() -> None:
     assert simulation.num_live == 0
     counters = simulation.all_replicas[0].scheduler.counters
     assert counters.num_free_blocks == counters.num_blocks - 1
+
+
+def test_prefix_is_computed_once_and_counts_as_a_hit_afterwards() -> None:
+    """Two blocks of four are shared. The second request computes its own two tokens only: 1 + 2 * 0.1 ms."""
+    requests = [
+        SimRequest(at * MS, 0, 10, 1, prefix=prefix, prefix_tokens=8) for at, prefix in ((0, 3), (9, 3), (20, 4))
+    ]
+    simulation = Simulation(Deployment(CONFIG, LATENCY), ONE, LatencyLimits())
+    measured = simulation.run(requests)
+    counters = simulation.all_replicas[0].scheduler.counters
+    assert (counters.num_queried_tokens, counters.num_hit_tokens) == (30, 8)
+    assert measured.ttft.mean == pytest.approx((2.0 + 1.2 + 2.0) / 3)
+
+
+def test_prompts_without_a_prefix_share_nothing() -> None:
+    simulation = Simulation(Deployment(CONFIG, LATENCY), ONE, LatencyLimits())
+    simulation.run([SimRequest(at * MS, 0, 9, 6) for at in (0, 50, 100)])
+    assert simulation.all_replicas[0].scheduler.counters.num_hit_tokens == 0
