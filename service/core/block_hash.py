@@ -5,7 +5,7 @@ from hashlib import blake2b
 from service.core.types import Int32Array
 
 DIGEST_BYTES = 16
-_TOKEN_BYTES = 4
+TOKEN_BYTES = 4
 
 
 def tenant_root(model_hash: str, tenant: str) -> bytes:
@@ -24,13 +24,24 @@ def extend_digests(digests: list[bytes], root: bytes, token_ids: Int32Array, blo
     A block's digest is BLAKE2b of its parent's digest (for the first block `root`) and its tokens as little-endian
     int32, so that it names the whole prefix up to the block's end, under one model and one tenant or scope.
     """
-    width = block_size * _TOKEN_BYTES
     start, end = len(digests) * block_size, len(token_ids) // block_size * block_size
-    data = token_ids[start:end].astype("<i4").tobytes()
-    parent = digests[-1] if digests else root
-    for offset in range(0, len(data), width):
-        parent = blake2b(parent + data[offset : offset + width], digest_size=DIGEST_BYTES).digest()
+    if start < end:
+        parent = digests[-1] if digests else root
+        digests += chained_digests(parent, token_bytes(token_ids[start:end]), block_size * TOKEN_BYTES)
+
+
+def token_bytes(token_ids: Int32Array) -> bytes:
+    """What of tokens is hashed."""
+    return token_ids.astype("<i4", copy=False).tobytes()
+
+
+def chained_digests(parent: bytes, data: bytes, block_bytes: int) -> list[bytes]:
+    """The digests of the blocks whose `token_bytes` are `data`, all of `block_bytes`."""
+    digests = []
+    for offset in range(0, len(data), block_bytes):
+        parent = blake2b(parent + data[offset : offset + block_bytes], digest_size=DIGEST_BYTES).digest()
         digests.append(parent)
+    return digests
 
 
 def _root(kind: str, *names: str) -> bytes:

@@ -1,11 +1,9 @@
 """Who owns which block of the KV buffer."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from service.core.eviction_queue import EvictionQueue
-from service.core.prefix_cache import PrefixCache
+from service.core.prefix_cache import Chain, PrefixCache
 from service.core.types import NULL_BLOCK, Int32Array, Int64Array
 from service.core.undo_log import UndoLog
 
@@ -86,14 +84,14 @@ class BlockPool:
         return blocks
 
     def hold(self, blocks: Int32Array) -> None:
-        """Add one reference to each of `blocks`, all different, each cached or held already."""
+        """Add one reference to each of `blocks`, as often as it is named; each is cached or held already."""
         if len(blocks) == 0:
             return
-        unheld = blocks[self.ref_counts[blocks] == 0]
+        unheld = self._distinct(blocks[self.ref_counts[blocks] == 0])
         if len(unheld):
             self._evictable.remove(unheld)
         self._log.save(self.ref_counts, blocks)
-        self.ref_counts[blocks] += 1
+        np.add.at(self.ref_counts, blocks, 1)
 
     def release(self, blocks: Int32Array) -> None:
         """Give up one reference to each of `blocks`, as often as it is named; one row's after the other's, in order.
@@ -129,30 +127,19 @@ class BlockPool:
         self._stack[self.num_blank : self.num_blank + len(spoilt)] = spoilt
         self.num_blank += len(spoilt)
 
-    def publish(self, blocks: Int32Array, digests: Sequence[bytes], parent: int) -> Int32Array:
-        """Cache full, computed blocks that follow each other, all held by the same row, which holds `parent` too.
+    def publish(self, chains: list[Chain]) -> None:
+        """Cache chains of blocks that rows hold, with the parents of them.
 
-        `parent` is the cached block before them, or the null block. A block whose digest is cached already is given
-        up for the cached one. Returns int32[len(blocks)]: the cached blocks, held by the row.
+        A block whose digest is cached already is given up for the one that is, in the chain and by the row.
         """
-        new: list[tuple[int, bytes, int]] = []
-        cached = blocks.tolist()
-        for index, digest in enumerate(digests):
-            known = self.cache.find(digest)
-            if known is None:
-                new.append((cached[index], digest, parent))
-            else:
-                cached[index] = known
-            parent = cached[index]
-        if new:
-            self.cache.put(*zip(*new, strict=True))
-        if len(new) == len(cached):
-            return blocks
-        held = np.array(cached, np.int32)
-        is_other = held != blocks
-        self.hold(held[is_other])
-        self.release(blocks[is_other])
-        return held
+        own = [block for chain in chains for block in (*chain.blocks, *chain.tail)]
+        self.cache.add(chains)
+        held = [block for chain in chains for block in (*chain.blocks, *chain.tail)]
+        if own != held:
+            before, after = np.array(own, np.int32), np.array(held, np.int32)
+            is_other = before != after
+            self.hold(after[is_other])
+            self.release(before[is_other])
 
     def _set_num_blank(self, num_blank: int) -> None:
         old = self.num_blank

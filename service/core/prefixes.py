@@ -7,8 +7,9 @@ from typing import Final
 import numpy as np
 
 from service.core.batch_state import BatchState
-from service.core.block_hash import extend_digests
+from service.core.block_hash import extend_digests, token_bytes
 from service.core.block_pool import BlockPool
+from service.core.prefix_cache import Chain
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence
 from service.core.types import NULL_BLOCK, Int32Array
@@ -60,31 +61,46 @@ class Prefixes:
 
     def publish_prompts(self, rows: Int32Array) -> None:
         """Publish the computed blocks of `rows` whose digests are known: those of prompts."""
-        if not self._is_on:
-            return
-        num_full = self._batch.num_computed_tokens[rows] // self._block_size
-        is_behind = self._batch.num_published_blocks[rows] < num_full
-        for row in rows[is_behind].tolist():
-            self._publish(row, self._sequences[int(self._batch.seq_ids[row])])
+        if self._is_on:
+            self._publish(rows, with_output=False)
 
     def publish_all(self, rows: Int32Array) -> None:
-        """Publish every full block of `rows` that is computed; output that was never hashed is now."""
-        if not self._is_on:
-            return
-        batch = self._batch
-        for row in rows.tolist():
-            sequence = self._sequences[int(batch.seq_ids[row])]
-            computed = batch.token_ids[row, : batch.num_computed_tokens[row]]
-            extend_digests(sequence.block_digests, sequence.root, computed, self._block_size)
-            self._publish(row, sequence)
+        """Publish every full block of `rows` that is computed; the rows give them up next."""
+        if self._is_on and len(rows):
+            self._publish(rows, with_output=True)
 
-    def _publish(self, row: int, sequence: Sequence) -> None:
+    def _publish(self, rows: Int32Array, *, with_output: bool) -> None:
         batch = self._batch
-        start = int(batch.num_published_blocks[row])
-        end = min(int(batch.num_computed_tokens[row]) // self._block_size, len(sequence.block_digests))
-        if start >= end:
-            return
-        table = batch.block_table[row]
+        starts = batch.num_published_blocks[rows]
+        ends = batch.num_computed_tokens[rows] // self._block_size
+        rows, starts, ends = (column[starts < ends] for column in (rows, starts, ends))
+        chains: list[tuple[int, int, Chain]] = []  # row, its first new block, its new blocks
+        columns = (rows, batch.seq_ids[rows], starts, ends)
+        for row, seq_id, start, end in zip(*(column.tolist() for column in columns), strict=True):
+            sequence = self._sequences[seq_id]
+            num_known = len(sequence.block_digests)
+            if num_known <= start and not with_output:
+                continue
+            if num_known <= start:
+                first = batch.token_ids[row, : (start + 1) * self._block_size]
+                extend_digests(sequence.block_digests, sequence.root, first, self._block_size)
+            chains.append((row, start, self._chain(row, sequence, (start, end), with_output=with_output)))
+        before = [chain.blocks + chain.tail for _, _, chain in chains]
+        if chains:
+            self._pool.publish([chain for _, _, chain in chains])
+        for (row, start, chain), old in zip(chains, before, strict=True):
+            if chain.blocks + chain.tail != old:
+                batch.block_table[row, start : start + len(old)] = chain.blocks + chain.tail
+            batch.num_published_blocks[row] = start + len(chain.blocks)
+
+    def _chain(self, row: int, sequence: Sequence, span: tuple[int, int], *, with_output: bool) -> Chain:
+        """The row's blocks in `span`, and with its output those without a digest too."""
+        (start, end), table = span, self._batch.block_table[row]
+        known_end = min(end, len(sequence.block_digests))
         parent = int(table[start - 1]) if start else NULL_BLOCK
-        table[start:end] = self._pool.publish(table[start:end].copy(), sequence.block_digests[start:end], parent)
-        batch.num_published_blocks[row] = end
+        chain = Chain(parent, table[start:known_end].tolist(), sequence.block_digests[start:known_end], [], b"")
+        if with_output and known_end < end:
+            chain.tail = table[known_end:end].tolist()
+            tokens = self._batch.token_ids[row, known_end * self._block_size : end * self._block_size]
+            chain.tail_tokens = token_bytes(tokens)
+        return chain

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.block_pool import BlockPool, OutOfBlocksError
+from service.core.prefix_cache import Chain
 from service.core.types import NULL_BLOCK
 
 
@@ -30,9 +31,16 @@ def chain(name: str, length: int) -> list[bytes]:
     return [name[: index + 1].encode() for index in range(length)]
 
 
+def publish(pool: BlockPool, own: np.ndarray, digests: list[bytes], parent: int = NULL_BLOCK) -> np.ndarray:
+    """Publish a row's blocks. Returns those that the row holds now."""
+    published = Chain(parent, own.tolist(), digests, [], b"")
+    pool.publish([published])
+    return blocks(*published.blocks)
+
+
 def published(pool: BlockPool, name: str) -> np.ndarray:
     """Take and publish a chain of blocks, one for each letter."""
-    return pool.publish(pool.take(len(name)), chain(name, len(name)), NULL_BLOCK)
+    return publish(pool, pool.take(len(name)), chain(name, len(name)))
 
 
 def test_fresh_pool_hands_out_every_block_but_the_null_block():
@@ -131,7 +139,7 @@ def test_of_chains_released_together_a_shared_parent_goes_after_all_its_children
     other = pool.take(2)
     pool.hold(first[:1])
     pool.release(other[:1])
-    second = np.concatenate([first[:1], pool.publish(other[1:], [b"ax"], int(first[0]))])
+    second = np.concatenate([first[:1], publish(pool, other[1:], [b"ax"], int(first[0]))])
     pool.release(np.concatenate([first, second]))
     assert pool.evictable_blocks().tolist() == [4, 2, 1]
 
@@ -140,7 +148,7 @@ def test_a_block_that_another_has_published_already_is_given_up_for_that():
     pool = BlockPool(7)
     first = published(pool, "ab")
     pool.release(first)
-    second = pool.publish(pool.take(3), chain("abc", 3), NULL_BLOCK)
+    second = publish(pool, pool.take(3), chain("abc", 3))
     assert second.tolist() == [1, 2, 5]
     assert pool.ref_counts.tolist() == [0, 1, 1, 0, 0, 1, 0]
     assert (pool.num_evictable, sorted(pool.blank_blocks().tolist())) == (0, [3, 4, 6])
@@ -188,7 +196,7 @@ class Rows:
             table = np.concatenate([hit, pool.take(letters - len(hit))])
             if number % 5:
                 parent = int(hit[-1]) if len(hit) else NULL_BLOCK
-                table[len(hit) :] = pool.publish(table[len(hit) :], chain(name, letters)[len(hit) :], parent)
+                table[len(hit) :] = publish(pool, table[len(hit) :], chain(name, letters)[len(hit) :], parent)
             self.rows.append((name, table))
         elif self.rows:
             count = 1 + letters % 2
