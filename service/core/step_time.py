@@ -1,0 +1,162 @@
+"""How long a step takes, learned from the steps that were run."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from service.core.batch_state import BatchState
+from service.core.plan import StepPlan
+
+Float64Array = npt.NDArray[np.float64]
+
+_NUM_TERMS = 5
+_FORGETTING = 0.99
+_MIN_STEPS = 8  # measured of a kind before anything is said of it
+_STEPS_PER_FIT = 8
+_RIDGE = 1e-6
+_TOLERANCE = 3.0
+_SPREAD_GAIN = 0.05
+_MIN_SPREAD = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What a step computes, in the units that its time grows with."""
+
+    prefill_tokens: int = 0  # of all chunks
+    decode_rows: int = 0
+    context_tokens: int = 0  # that the decode rows attend to, themselves included
+    prefill_pairs: float = 0.0  # (token of a chunk, token that it attends to)
+
+    def terms(self) -> Float64Array:
+        """float64[5]: 1 for the constant, then the fields."""
+        return np.array([1.0, self.prefill_tokens, self.decode_rows, self.context_tokens, self.prefill_pairs])
+
+    def with_chunk(self, num_tokens: int, num_computed_tokens: int) -> "StepLoad":
+        """This load and a chunk of `num_tokens` that follows `num_computed_tokens` of the same prompt."""
+        return StepLoad(
+            self.prefill_tokens + num_tokens,
+            self.decode_rows,
+            self.context_tokens,
+            self.prefill_pairs + num_tokens * (num_computed_tokens + (num_tokens + 1) / 2),
+        )
+
+
+def load_of(plan: StepPlan, batch: BatchState) -> StepLoad:
+    """The load of a plan that has not been committed."""
+    num_decode_rows = plan.num_decode_rows
+    num_computed_tokens = batch.num_computed_tokens[plan.rows]
+    context_tokens = int(num_computed_tokens[:num_decode_rows].sum()) + num_decode_rows
+    if plan.is_decode_only:
+        return StepLoad(0, num_decode_rows, context_tokens)
+    counts = plan.num_scheduled[num_decode_rows:].astype(np.float64)
+    pairs = counts @ (num_computed_tokens[num_decode_rows:] + (counts + 1) / 2)
+    return StepLoad(int(counts.sum()), num_decode_rows, context_tokens, float(pairs))
+
+
+class StepTimeModel:
+    """Nanoseconds of a step as a sum: a constant, and a price for each unit of its load; none is negative.
+
+    Fitted by recursive least squares with exponential forgetting (Ljung, "System Identification", 11.2), in its
+    information form: the decayed sums of x x' and x y are kept, and solved when somebody asks. Steps with and without
+    prompts are forgotten apart, else a long time without prompts would forget what a prompt costs. A step whose error
+    is far beyond the usual counts less (Huber's weights), so that a pause of the machine does not teach; when errors
+    stay large, the usual grows, and the model follows. Owned by the Scheduler.
+    """
+
+    def __init__(self) -> None:
+        self.max_prefill_tokens = 0  # of one step measured so far
+        self._prices: Float64Array = np.zeros(_NUM_TERMS)
+        self._information: Float64Array = np.zeros((2, _NUM_TERMS, _NUM_TERMS))  # [without or with prompts]
+        self._moments: Float64Array = np.zeros((2, _NUM_TERMS))
+        self._num_steps = [0, 0]
+        self._spreads_ns = [0.0, 0.0]  # the usual error, absolute
+        self._num_unfitted = 0
+
+    @property
+    def prices(self) -> Float64Array:
+        """float64[5] nanoseconds: of a step, a prefill token, a decode row, a context token, a prefill pair."""
+        return self._prices.copy()
+
+    @property
+    def knows_prefill(self) -> bool:
+        """True once enough steps with prompts were measured."""
+        return self._num_steps[1] >= _MIN_STEPS
+
+    @property
+    def knows_decode(self) -> bool:
+        """True once enough steps without prompts were measured."""
+        return self._num_steps[0] >= _MIN_STEPS
+
+    def observe(self, load: StepLoad, elapsed_ns: int) -> None:
+        """A step of this load took so long."""
+        if elapsed_ns <= 0:
+            return
+        kind, terms = int(load.prefill_tokens > 0), load.terms()
+        weight = self._weigh(kind, float(terms @ self._prices), elapsed_ns)
+        self._information[kind] = _FORGETTING * self._information[kind] + weight * np.outer(terms, terms)
+        self._moments[kind] = _FORGETTING * self._moments[kind] + weight * elapsed_ns * terms
+        self._num_steps[kind] += 1
+        self.max_prefill_tokens = max(self.max_prefill_tokens, load.prefill_tokens)
+        self._num_unfitted += 1
+        if self._num_unfitted >= _STEPS_PER_FIT or self._num_steps[kind] <= 4 * _STEPS_PER_FIT:
+            self._fit()
+
+    def predict_ns(self, load: StepLoad) -> float:
+        """The time that a step of this load should take; 0 when nothing was measured."""
+        return float(load.terms() @ self._prices)
+
+    def spread_ns(self, load: StepLoad) -> float:
+        """By how much such a prediction is usually wrong."""
+        return self._spreads_ns[load.prefill_tokens > 0]
+
+    def chunk_for(self, free_ns: float, num_computed_tokens: int) -> float:
+        """Tokens of a chunk that add `free_ns` to a step, after `num_computed_tokens` of the prompt; may be inf."""
+        token_ns, pair_ns = float(self._prices[1]), float(self._prices[4])
+        # pair / 2 n^2 + (token + pair (computed + 1/2)) n = free
+        linear = token_ns + pair_ns * (num_computed_tokens + 0.5)
+        root = (linear**2 + 2 * pair_ns * max(free_ns, 0.0)) ** 0.5
+        return 2 * max(free_ns, 0.0) / (linear + root) if linear + root > 0 else float("inf")
+
+    def least_answer_ns(self, num_prompt_tokens: int, min_tokens: int, max_step_tokens: int) -> float:
+        """The least time that a prompt and `min_tokens` of output take, alone on the machine; 0 when not yet known."""
+        prefill_ns = decode_ns = 0.0
+        if self.knows_prefill:
+            num_steps = -(-num_prompt_tokens // max_step_tokens)
+            prefill_ns = num_steps * float(self._prices[0]) + num_prompt_tokens * float(self._prices[1])
+        if self.knows_decode:
+            load = StepLoad(0, 1, num_prompt_tokens)
+            decode_ns = max(0, min_tokens - 1) * self.predict_ns(load)
+        return prefill_ns + decode_ns
+
+    def _weigh(self, kind: int, predicted_ns: float, elapsed_ns: int) -> float:
+        """Huber's weight of the step; learns the usual error."""
+        spread_ns = self._spreads_ns[kind]
+        if self._num_steps[kind] < _MIN_STEPS:
+            self._spreads_ns[kind] = max(spread_ns, _MIN_SPREAD * elapsed_ns)
+            return 1.0
+        error_ns = abs(elapsed_ns - predicted_ns)
+        bound_ns = _TOLERANCE * spread_ns
+        grown_ns = spread_ns + _SPREAD_GAIN * (min(error_ns, 2 * bound_ns) - spread_ns)
+        self._spreads_ns[kind] = max(grown_ns, _MIN_SPREAD * predicted_ns)
+        return 1.0 if error_ns <= bound_ns else bound_ns / error_ns
+
+    def _fit(self) -> None:
+        """Solve for the prices. Where the steps say nothing, the prices stay what they were."""
+        self._num_unfitted = 0
+        information, moments = self._information.sum(axis=0), self._moments.sum(axis=0)
+        ridge = _RIDGE * np.diag(information)
+        ridge[ridge == 0.0] = 1.0  # a term that was never seen
+        normal = information + np.diag(ridge)
+        target = moments + ridge * self._prices
+        free = np.arange(_NUM_TERMS)
+        prices = np.zeros(_NUM_TERMS)
+        while len(free):
+            found = np.linalg.solve(normal[np.ix_(free, free)], target[free])
+            if found.min() >= 0.0:
+                prices[free] = found
+                break
+            # What would be negative is taken to cost nothing, the worst one first.
+            free = np.delete(free, int(np.argmin(found * np.diag(normal)[free] ** 0.5)))
+        self._prices = prices

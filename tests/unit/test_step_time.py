@@ -1,0 +1,105 @@
+"""The step-time model against steps whose prices are known."""
+
+import numpy as np
+import pytest
+
+from service.core.step_time import StepLoad, StepTimeModel, load_of
+from tests.unit.scheduler_steps import add, make, step
+
+PRICES = np.array([4e6, 30e3, 150e3, 90.0, 12.0])  # of a small model on a processor
+
+
+def random_load(rng: np.random.Generator, *, has_prompt: bool) -> StepLoad:
+    decode_rows = int(rng.integers(0 if has_prompt else 1, 17))
+    load = StepLoad(0, decode_rows, int(decode_rows * rng.integers(20, 1000)))
+    return load.with_chunk(int(rng.integers(1, 257)), int(rng.integers(0, 2000))) if has_prompt else load
+
+
+def taught(num_steps: int, noise: float = 0.0, seed: int = 1, prices: np.ndarray = PRICES) -> StepTimeModel:
+    model, rng = StepTimeModel(), np.random.default_rng(seed)
+    teach(model, rng, num_steps, noise, prices)
+    return model
+
+
+def teach(
+    model: StepTimeModel, rng: np.random.Generator, num_steps: int, noise: float = 0.0, prices: np.ndarray = PRICES
+) -> None:
+    for _ in range(num_steps):
+        load = random_load(rng, has_prompt=bool(rng.random() < 0.5))
+        model.observe(load, round(float(load.terms() @ prices) * (1 + noise * rng.standard_normal())))
+
+
+def test_prices_are_recovered_from_exact_times():
+    assert taught(200).prices == pytest.approx(PRICES, rel=1e-3)
+
+
+def test_predictions_hold_under_noise():
+    model, rng = taught(400, noise=0.05), np.random.default_rng(9)
+    for has_prompt in (True, False) * 10:
+        load = random_load(rng, has_prompt=has_prompt)
+        assert model.predict_ns(load) == pytest.approx(float(load.terms() @ PRICES), rel=0.06)
+    assert model.spread_ns(StepLoad(decode_rows=1)) == pytest.approx(0.04 * 9e6, rel=0.4)  # E|x| of 5 % of about 9 ms
+
+
+def test_a_few_very_slow_steps_teach_nothing():
+    model, rng = taught(300, noise=0.02), np.random.default_rng(2)
+    for _ in range(5):
+        load = random_load(rng, has_prompt=True)
+        model.observe(load, round(30 * float(load.terms() @ PRICES)))
+        teach(model, rng, 20, noise=0.02)
+    load = StepLoad(0, 8, 4000).with_chunk(128, 500)
+    assert model.predict_ns(load) == pytest.approx(float(load.terms() @ PRICES), rel=0.05)
+
+
+def test_a_machine_that_becomes_twice_as_slow_is_followed():
+    model, rng = taught(300, noise=0.02), np.random.default_rng(2)
+    teach(model, rng, 600, noise=0.02, prices=2 * PRICES)
+    load = StepLoad(0, 8, 4000).with_chunk(128, 500)
+    assert model.predict_ns(load) == pytest.approx(2 * float(load.terms() @ PRICES), rel=0.05)
+
+
+def test_what_a_prompt_costs_is_remembered_over_ten_thousand_steps_without_one():
+    model, rng = taught(200), np.random.default_rng(3)
+    for _ in range(10_000):
+        load = StepLoad(0, 16, int(rng.integers(1600, 16000)))
+        model.observe(load, round(float(load.terms() @ PRICES)))
+    load = StepLoad(0, 16, 8000).with_chunk(200, 300)
+    assert model.predict_ns(load) == pytest.approx(float(load.terms() @ PRICES), rel=0.03)
+
+
+def test_no_price_is_negative_when_times_fall_with_the_load():
+    model = StepTimeModel()
+    for rows in range(1, 60):
+        model.observe(StepLoad(0, rows, 10 * rows), 10_000_000 - 100_000 * rows)
+    assert model.prices.min() >= 0.0
+    assert model.predict_ns(StepLoad(0, 10, 100)) > 5e6
+
+
+def test_a_chunk_fills_the_time_that_is_left():
+    model, load = taught(300), StepLoad(0, 8, 4000)
+    for num_computed_tokens in (0, 3000):
+        chunk = round(model.chunk_for(7e6, num_computed_tokens))
+        added_ns = model.predict_ns(load.with_chunk(chunk, num_computed_tokens)) - model.predict_ns(load)
+        assert added_ns == pytest.approx(7e6, rel=0.02)
+    assert StepTimeModel().chunk_for(1.0, 0) == float("inf")
+    assert model.chunk_for(-1.0, 0) == 0.0
+
+
+def test_the_least_answer_is_the_prompt_in_the_fewest_steps_and_the_tokens_that_must_come():
+    model = taught(300)
+    assert model.least_answer_ns(1000, 1, max_step_tokens=512) == pytest.approx(2 * 4e6 + 1000 * 30e3, rel=1e-3)
+    decode_ns = 4e6 + 150e3 + 90 * 1000
+    both_ns = 2 * 4e6 + 1000 * 30e3 + 9 * decode_ns
+    assert model.least_answer_ns(1000, 10, max_step_tokens=512) == pytest.approx(both_ns, rel=1e-3)
+    assert StepTimeModel().least_answer_ns(1000, 10, 512) == 0.0
+
+
+def test_load_counts_tokens_rows_contexts_and_pairs():
+    scheduler = make(max_num_batched_tokens=8)
+    add(scheduler, 1, num_tokens=3)
+    step(scheduler)
+    add(scheduler, 2, num_tokens=9)
+    plan = scheduler.plan(0)
+    assert plan is not None
+    # 1 decodes its 4th token, the chunk has positions 0 to 6 that attend to 1, 2, ..., 7 tokens.
+    assert load_of(plan, scheduler.batch) == StepLoad(7, 1, 4, 28.0)
