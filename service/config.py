@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.api.settings import ServerSettings
+from service.engine.scheduling import SchedulingSettings
 from service.engine.settings import EngineSettings
 from service.errors import ConfigError
 from service.executor.config import ExecutorConfig
@@ -86,7 +87,13 @@ class LogSettings(BaseModel):
     )
 
 
-LAYERS: tuple[type[BaseModel], ...] = (ExecutorSettings, EngineSettings, ServerSettings, LogSettings)
+LAYERS: tuple[type[BaseModel], ...] = (
+    ExecutorSettings,
+    EngineSettings,
+    SchedulingSettings,
+    ServerSettings,
+    LogSettings,
+)
 
 Layer = TypeVar("Layer", bound=BaseModel)
 

@@ -26,6 +26,7 @@ from service.core.scheduler import Scheduler
 from service.core.types import StepDelta
 from service.engine.engine import Engine
 from service.engine.observer import StepTimes
+from service.engine.scheduling import SchedulingSettings
 from service.engine.settings import EngineSettings
 from service.executor.api import ExecutorLimits, StepHandle
 from service.executor.simulated import SimulatedExecutor, SimulatedStep, toy_tokens
@@ -156,12 +157,13 @@ class Served:
 async def served_toy(
     limits: ExecutorLimits = LIMITS,
     settings: EngineSettings | None = None,
+    scheduling: SchedulingSettings | None = None,
     template: str | None = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}",
 ) -> AsyncIterator[Served]:
     """A running toy model; closed at the end."""
     settings = settings or EngineSettings(retry_pause_s=0.0)
     executor = GatedExecutor(limits)
-    scheduler = Scheduler(scheduler_config(limits, settings))
+    scheduler = Scheduler(scheduler_config(limits, settings, scheduling))
     engine = Engine(
         scheduler, executor, settings, eos_token_ids=(EOS_TOKEN_ID,), clock=MonotonicClock(), observer=NullObserver()
     )
@@ -203,11 +205,12 @@ async def connected_toy(
     limits: ExecutorLimits = LIMITS,
     settings: EngineSettings | None = None,
     server_settings: ServerSettings | None = None,
+    scheduling: SchedulingSettings | None = None,
 ) -> AsyncIterator[Connected]:
     """A toy model served on a free port of loopback; drained at the end."""
     server = Server(server_settings or ServerSettings(port=0), watch_period_s=0.01)
     port = server.bind()
-    async with served_toy(limits, settings) as served:
+    async with served_toy(limits, settings, scheduling) as served:
         await server.start(served.engine, served.frontend)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             connected = Connected(served, server, port, channel)

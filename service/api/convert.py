@@ -30,13 +30,16 @@ def prompt_of(request: pb.GenerateRequest) -> Prompt:
     raise InvalidRequestError("prompt", None, "one of text, token_ids and messages is required")
 
 
-def params_of(sampling: pb.SamplingParams) -> GenerationParams:
-    """The sampling fields that are set; nothing is checked."""
+def params_of(request: pb.GenerateRequest) -> GenerationParams:
+    """The fields that are set, but the prompt; nothing is checked."""
+    sampling = request.sampling
     given = {name: getattr(sampling, name) for name in _OPTIONAL if sampling.HasField(name)}
     return GenerationParams(
         logit_bias=dict(sampling.logit_bias),
         stop_token_ids=list(sampling.stop_token_ids),
         stop_strings=list(sampling.stop_strings),
+        priority=request.priority,
+        timeout_s=request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None,
         **given,
     )
 
@@ -44,6 +47,7 @@ def params_of(sampling: pb.SamplingParams) -> GenerationParams:
 def request_message(prompt: Prompt, params: GenerationParams) -> pb.GenerateRequest:
     """The request that the two above read back. Raises InvalidRequestError for what protobuf cannot carry."""
     request = pb.GenerateRequest(sampling=sampling_message(params))
+    _set_terms(request, params)
     try:
         if isinstance(prompt, TextPrompt):
             request.text = prompt.text
@@ -56,6 +60,18 @@ def request_message(prompt: Prompt, params: GenerationParams) -> pb.GenerateRequ
     except ValueError as error:
         raise InvalidRequestError("prompt", type(prompt).__name__, str(error)) from error
     return request
+
+
+def _set_terms(request: pb.GenerateRequest, params: GenerationParams) -> None:
+    try:
+        request.priority = params.priority or 0
+    except ValueError as error:
+        raise InvalidRequestError("priority", params.priority, str(error)) from error
+    if params.timeout_s is not None:
+        try:
+            request.timeout.FromNanoseconds(round(params.timeout_s * 1e9))
+        except (ValueError, OverflowError) as error:  # too long, infinite or not a number
+            raise InvalidRequestError("timeout", params.timeout_s, str(error)) from error
 
 
 def sampling_message(params: GenerationParams) -> pb.SamplingParams:

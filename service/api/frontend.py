@@ -8,7 +8,7 @@ from types import TracebackType
 from service.api.params import ChatPrompt, GenerationParams, ModelLimits, Prompt, TextPrompt, TokenPrompt
 from service.api.validate import resolve_sampling, validate_params, validate_prompt, validate_roles, validate_text
 from service.core.types import FinishReason, Int32Array, TokenLogprobs
-from service.engine.client import EngineClient
+from service.engine.client import EngineClient, Terms
 from service.engine.stream import TokenBatch, TokenStream
 from service.errors import InvalidRequestError
 from service.text.chat import ChatTemplate
@@ -154,8 +154,10 @@ class Frontend:
         """Whether conversations can be rendered."""
         return self._chat_template.is_available
 
-    async def submit(self, prompt: Prompt, params: GenerationParams, tenant: str = "") -> Generation:
-        """Check, tokenise, and hand over to the engine.
+    async def submit(
+        self, prompt: Prompt, params: GenerationParams, tenant: str = "", timeout_s: float | None = None
+    ) -> Generation:
+        """Check, tokenise, and hand over to the engine. Of `timeout_s` and that of `params` the earlier counts.
 
         Raises InvalidRequestError, and what `EngineClient.submit` raises; nothing is left behind then.
         """
@@ -163,7 +165,9 @@ class Frontend:
         validate_params(params, self.limits)
         token_ids = validate_prompt(await self._token_ids(prompt), self.limits)
         sampling = resolve_sampling(params, len(token_ids), self.limits)
-        stream = self.engine.submit(token_ids, sampling, tenant)
+        timeouts_s = [timeout for timeout in (params.timeout_s, timeout_s) if timeout is not None]
+        deadline_ns = received_ns + round(min(timeouts_s) * 1e9) if timeouts_s else None
+        stream = self.engine.submit(token_ids, sampling, Terms(tenant, params.priority or 0, deadline_ns))
         return Generation(self.engine, stream, self._tokenizer, params.stop_strings, received_ns)
 
     async def _token_ids(self, prompt: Prompt) -> Sequence[int] | Int32Array:

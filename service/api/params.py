@@ -30,7 +30,7 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class GenerationParams:
-    """Unchecked sampling fields; None is unset. Meanings, limits and defaults: `SamplingParams` in inference.proto."""
+    """Unchecked fields; None is unset. Meanings, limits and defaults: `SamplingParams` in inference.proto."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -47,6 +47,8 @@ class GenerationParams:
     ignore_eos: bool | None = None
     stop_token_ids: Sequence[int] = ()
     stop_strings: Sequence[str] = ()
+    priority: int | None = None  # this and the next: `GenerateRequest`
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

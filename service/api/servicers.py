@@ -18,7 +18,9 @@ from service.api.status import mapping_of, status_of
 from service.errors import InvalidRequestError, UnknownModelError
 
 REQUEST_ID_KEY = "x-request-id"
+TENANT_KEY = "x-tenant-id"
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # visible ASCII: it goes into metadata and logs
+_TENANT = re.compile(r"[!-~]{1,64}")
 _MAX_SHOWN_CHARS = 128  # of a caller's text in an error: the status travels in metadata, which clients bound
 
 log = structlog.get_logger("chairlift.api")
@@ -31,10 +33,26 @@ class Call:
 
     def __init__(self, context: "grpc.aio.ServicerContext[object, object]") -> None:
         self._context = context
-        given = str(dict(context.invocation_metadata() or ()).get(REQUEST_ID_KEY, ""))
+        self._metadata = dict(context.invocation_metadata() or ())
+        given = str(self._metadata.get(REQUEST_ID_KEY, ""))
         self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self._generation: Generation | None = None
         self._code = grpc.StatusCode.CANCELLED  # until the RPC ends in another way
+
+    @property
+    def tenant(self) -> str:
+        """Whose the request is: the metadata's `x-tenant-id`, "" without one. Raises InvalidRequestError."""
+        if TENANT_KEY not in self._metadata:
+            return ""
+        tenant = str(self._metadata[TENANT_KEY])
+        if not _TENANT.fullmatch(tenant):
+            raise InvalidRequestError(TENANT_KEY, tenant[:_MAX_SHOWN_CHARS], "1 to 64 visible ASCII characters")
+        return tenant
+
+    @property
+    def time_remaining_s(self) -> float | None:
+        """Seconds until the RPC's own deadline; None without one."""
+        return self._context.time_remaining()
 
     async def admit(self, generation: Generation) -> None:
         """Send the initial metadata: from here on, no client retries the RPC by itself."""
@@ -85,7 +103,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         """Stream one generation. However the RPC ends, leaving the generation's context frees its blocks."""
         call = self._begin(context)
         try:
-            with await self._submit(_readable(request)) as generation:
+            with await self._submit(_readable(request), call) as generation:
                 await call.admit(generation)
                 await context.write(self._started(call, generation))
                 async for chunk in generation:
@@ -108,7 +126,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             message = _readable(request)
             if not message.HasField("request"):
                 raise InvalidRequestError("request", None, "required")
-            with await self._submit(message.request) as generation:
+            with await self._submit(message.request, call) as generation:
                 whole = await generation.collect()
             await call.admit(generation)
             call.succeed()
@@ -137,11 +155,12 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         if not self._num_active:
             self.idle.set()
 
-    async def _submit(self, request: pb.GenerateRequest) -> Generation:
+    async def _submit(self, request: pb.GenerateRequest, call: Call) -> Generation:
         served = self._frontend.limits.model_name
         if request.model and request.model != served:
             raise UnknownModelError(request.model[:_MAX_SHOWN_CHARS], served)
-        return await self._frontend.submit(prompt_of(request), params_of(request.sampling))
+        prompt, params = prompt_of(request), params_of(request)
+        return await self._frontend.submit(prompt, params, call.tenant, call.time_remaining_s)
 
     def _started(self, call: Call, generation: Generation) -> pb.GenerateResponse:
         return pb.GenerateResponse(

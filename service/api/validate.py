@@ -22,6 +22,8 @@ MAX_STOP_TOKENS = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_ROLE_CHARS = 64
+MAX_PRIORITY = 10
+MAX_TIMEOUT_S = 86_400.0
 
 
 def validate_params(params: GenerationParams, limits: ModelLimits) -> None:
@@ -36,6 +38,8 @@ def validate_params(params: GenerationParams, limits: ModelLimits) -> None:
     _check_range("presence_penalty", params.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
     _check_range("num_logprobs", params.num_logprobs, 0, MAX_LOGPROBS)
     _check_range("seed", params.seed, -(2**63), 2**63 - 1)
+    _check_range("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    _check_range("timeout", params.timeout_s, 0.0, MAX_TIMEOUT_S)
     for name, count in (("top_k", params.top_k), ("min_tokens", params.min_tokens)):
         if count is not None and count < 0:
             raise InvalidRequestError(name, count, "0 or more")

@@ -15,6 +15,7 @@ from service.config import ExecutorSettings
 from service.core.scheduler import Scheduler, SchedulerConfig
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
+from service.engine.scheduling import NS_PER_S, SchedulingSettings
 from service.engine.settings import EngineSettings
 from service.errors import ConfigError, ModelFolderError
 from service.executor.api import ExecutorLimits
@@ -52,7 +53,11 @@ class ServedModel:
 
 
 def load_model(
-    model_dir: Path, executor: ExecutorSettings, engine: EngineSettings, observer: EngineObserver
+    model_dir: Path,
+    executor: ExecutorSettings,
+    engine: EngineSettings,
+    observer: EngineObserver,
+    scheduling: SchedulingSettings | None = None,
 ) -> ServedModel:
     """Check and load a model folder. Raises ModelFolderError for the folder, ConfigError for a setting."""
     try:
@@ -68,7 +73,7 @@ def load_model(
     chat_template = ChatTemplate.load(model_dir, **tokens)
     with ExitStack() as undo, _memory_that_suffices():
         loaded = undo.enter_context(closing(create_executor(executor.executor_config(model_dir))))
-        scheduler = Scheduler(scheduler_config(loaded.limits, engine))
+        scheduler = Scheduler(scheduler_config(loaded.limits, engine, scheduling))
         clock = MonotonicClock()
         served = Engine(scheduler, loaded, engine, eos_token_ids=model.eos_token_ids, clock=clock, observer=observer)
         limits = ModelLimits(
@@ -82,8 +87,11 @@ def load_model(
     return ServedModel(served, frontend)
 
 
-def scheduler_config(limits: ExecutorLimits, engine: EngineSettings) -> SchedulerConfig:
+def scheduler_config(
+    limits: ExecutorLimits, engine: EngineSettings, scheduling: SchedulingSettings | None = None
+) -> SchedulerConfig:
     """The scheduler's limits. Its queue also holds preempted sequences, which were admitted long before."""
+    scheduling = scheduling or SchedulingSettings()
     return SchedulerConfig(
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
@@ -92,6 +100,8 @@ def scheduler_config(limits: ExecutorLimits, engine: EngineSettings) -> Schedule
         max_model_len=limits.max_model_len,
         max_waiting_requests=engine.max_waiting_requests + limits.max_num_seqs,
         max_waiting_tokens=engine.max_waiting_tokens + limits.max_num_seqs * limits.max_model_len,
+        max_queue_wait_ns=round(scheduling.max_queue_wait_s * NS_PER_S),
+        ordering=scheduling.ordering(),
     )
 
 

@@ -28,6 +28,8 @@ NUMBERS: dict[str, tuple[type, str]] = {
     "presence_penalty": (float, "lower a token's logit by this once it was generated (default 0)"),
     "seed": (int, "same seed, same answer (default: drawn at random)"),
     "min_tokens": (int, "do not end before this many tokens (default 0)"),
+    "priority": (int, "goes before requests of lower ones, -10 to 10, where the server looks at it (default 0)"),
+    "timeout_s": (float, "seconds for the whole answer (default: as long as it takes)"),
 }
 
 

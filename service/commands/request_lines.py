@@ -8,8 +8,8 @@ from service.api.frontend import Generation, TextChunk
 from service.api.params import ChatPrompt, GenerationParams, Prompt, TextPrompt, TokenPrompt
 from service.errors import ChairliftError, InvalidRequestError
 
-INTEGERS = ("max_tokens", "top_k", "seed", "num_logprobs", "min_tokens")
-NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+INTEGERS = ("max_tokens", "top_k", "seed", "num_logprobs", "min_tokens", "priority")
+NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "timeout_s")
 FIELDS = (*INTEGERS, *NUMBERS, "logit_bias", "ignore_eos", "stop_token_ids", "stop_strings", "stop")
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 

@@ -18,6 +18,7 @@ from service.commands.assembly import load_model
 from service.commands.model_source import model_folder
 from service.commands.request_lines import RequestLine, error_line, parse_line, result_line
 from service.commands.weights import add_weights_argument
+from service.engine.scheduling import SchedulingSettings
 from service.engine.settings import EngineSettings
 from service.errors import ChairliftError, ConfigError, EngineDeadError
 from service.obs.engine_log import EngineLog
@@ -43,7 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--requests", required=True, type=Path, metavar="FILE", help="requests, a JSON object a line")
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="results, a JSON object a line")
     add_weights_argument(parser, None)
-    config.add_arguments(parser, config.ExecutorSettings)
+    config.add_arguments(parser, config.ExecutorSettings, SchedulingSettings)
 
 
 def run(args: Namespace) -> int:
@@ -56,14 +57,14 @@ def run(args: Namespace) -> int:
 
 async def _run(args: Namespace) -> None:
     configure_logging("warning")
-    executor = config.load(config.ExecutorSettings, args)
+    executor, scheduling = config.load(config.ExecutorSettings, args), config.load(SchedulingSettings, args)
     if not args.requests.is_file():
         raise ConfigError(f"{args.requests}: no such file")
     if args.output.exists() and args.output.samefile(args.requests):
         raise ConfigError(f"{args.output}: is the file of requests")
     if not args.output.parent.is_dir():
         raise ConfigError(f"{args.output}: its folder does not exist")
-    model = load_model(model_folder(args.model, args.weights), executor, OFFLINE, EngineLog())
+    model = load_model(model_folder(args.model, args.weights), executor, OFFLINE, EngineLog(), scheduling)
     async with model.running():
         # Opened now, not before: a model that does not load leaves the results of an earlier run as they are.
         with args.requests.open(encoding="utf-8", errors="replace") as requests, open_results(args.output) as output:

@@ -14,11 +14,12 @@ from service.api.server import Server
 from service.api.settings import ServerSettings
 from service.commands.assembly import load_model
 from service.engine.health import EngineState
+from service.engine.scheduling import SchedulingSettings
 from service.engine.settings import EngineSettings
 from service.obs.engine_log import EngineLog
 from service.obs.logging import configure_logging
 
-LAYERS = (config.ExecutorSettings, EngineSettings, ServerSettings, config.LogSettings)
+LAYERS = (config.ExecutorSettings, EngineSettings, SchedulingSettings, ServerSettings, config.LogSettings)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -36,13 +37,15 @@ def run(args: Namespace) -> int:
 
 async def _serve(args: Namespace) -> int:
     executor, engine = config.load(config.ExecutorSettings, args), config.load(EngineSettings, args)
+    scheduling = config.load(SchedulingSettings, args)
     server_settings, logs = config.load(ServerSettings, args), config.load(config.LogSettings, args)
     configure_logging(logs.log_level, logs.log_format, sys.stdout)
     log = structlog.get_logger("chairlift.serve")
-    log.info("server.settings", model=str(args.model), **config.printable((executor, engine, server_settings, logs)))
+    settings = (executor, engine, scheduling, server_settings, logs)
+    log.info("server.settings", model=str(args.model), **config.printable(settings))
     server = Server(server_settings)
     port = server.bind()
-    model = load_model(args.model, executor, engine, EngineLog())
+    model = load_model(args.model, executor, engine, EngineLog(), scheduling)
     async with model.running():
         term, hurry = _listen_for_signals()
         await server.start(model.engine, model.frontend)

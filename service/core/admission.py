@@ -2,9 +2,10 @@
 
 from service.core.budget import TokenRate
 from service.core.scheduler_config import SchedulerConfig
+from service.core.step_time import StepTimeModel
 from service.core.types import Request
 from service.core.waiting_queue import WaitingQueue
-from service.errors import InvalidRequestError, OverloadedError, UnserviceableError
+from service.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, UnserviceableError
 
 
 def check_size(request: Request, config: SchedulerConfig) -> None:
@@ -40,3 +41,21 @@ def check_room(request: Request, queue: WaitingQueue, rate: TokenRate, config: S
     if len(queue) and excess > 0:
         message = f"{queue.num_tokens} tokens are waiting, of at most {config.max_waiting_tokens}"
         raise OverloadedError(message, rate.seconds_for(excess))
+
+
+def check_deadline(request: Request, num_tokens_before: int, step_time: StepTimeModel, config: SchedulerConfig) -> None:
+    """Refuse what cannot be done in time even if all goes well: DeadlineExceededError.
+
+    The least time is that of the `num_tokens_before` it and its own prompt in the largest steps, and of the output
+    tokens that must come, alone on the machine; 0 while the model has measured too little.
+    """
+    if request.deadline_ns is None:
+        return
+    num_tokens = num_tokens_before + len(request.prompt_token_ids)
+    least_ns = step_time.least_answer_ns(num_tokens, request.sampling.min_tokens, config.max_num_batched_tokens)
+    left_ns = request.deadline_ns - request.arrival_ns
+    if left_ns <= least_ns:
+        raise DeadlineExceededError(
+            f"the deadline is in {left_ns / 1e9:.3f} s, but {num_tokens} prompt tokens, those that wait before "
+            f"included, and the output take {least_ns / 1e9:.3f} s at least"
+        )

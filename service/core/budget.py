@@ -1,8 +1,9 @@
 """How many tokens a step may compute, and how fast recent steps computed them."""
 
+import math
 from dataclasses import dataclass
 
-_SMOOTHING = 0.1
+_HORIZON_S = 10.0
 _MIN_RETRY_S = 0.1
 _MAX_RETRY_S = 60.0
 _UNKNOWN_RETRY_S = 1.0
@@ -26,7 +27,10 @@ class ChunkBudget:
 
 @dataclass(frozen=True, slots=True)
 class TokenRate:
-    """Tokens computed per second, smoothed over busy steps. Zero until the first measurement."""
+    """Prompt tokens computed per second: how fast the queue drains. Smoothed over the last ten seconds or so of steps,
+
+    those without a prompt included. Zero until the first prompt.
+    """
 
     tokens_per_s: float = 0.0
 
@@ -37,7 +41,8 @@ class TokenRate:
         measured = num_tokens * 1e9 / elapsed_ns
         if self.tokens_per_s == 0.0:
             return TokenRate(measured)
-        return TokenRate(self.tokens_per_s + _SMOOTHING * (measured - self.tokens_per_s))
+        share = 1.0 - math.exp(-elapsed_ns / (_HORIZON_S * 1e9))
+        return TokenRate(self.tokens_per_s + share * (measured - self.tokens_per_s))
 
     def seconds_for(self, num_tokens: float) -> float:
         """A rough time to compute `num_tokens`, between 0.1 and 60 s; 1 s while no step has been measured."""

@@ -42,6 +42,10 @@ class OrderingPolicy(Protocol):
         """Up to `count` waiting sequences, the next one first."""
         ...
 
+    def num_tokens_before(self, request: Request) -> int:
+        """Known tokens of the sequences that are certainly admitted before a new request."""
+        ...
+
     def standing(self, batch: BatchState, rows: Int32Array) -> Int64Array:
         """Indices into `rows`, best first: who computes its prompt first, and keeps its blocks longest."""
         ...
@@ -90,6 +94,10 @@ class FirstComeFirstServed:
         """The lowest ranks."""
         return self._waiting.first(count)
 
+    def num_tokens_before(self, request: Request) -> int:  # noqa: ARG002  see `enter`
+        """All that wait, but what one skip window may pass."""
+        return self._waiting.num_tokens
+
     def standing(self, batch: BatchState, rows: Int32Array) -> Int64Array:
         """By rank."""
         return np.argsort(batch.rank[rows], kind="stable")
@@ -124,6 +132,10 @@ class PriorityWithAging(FirstComeFirstServed):
     def enter(self, request: Request) -> tuple[int, int]:
         """When the request came, or would have come with priority 0."""
         return request.arrival_ns - request.priority * self._aging_ns, NO_TENANT
+
+    def num_tokens_before(self, request: Request) -> int:  # noqa: ARG002  it may pass everybody
+        """None for certain."""
+        return 0
 
 
 def create_policy(config: OrderingConfig) -> OrderingPolicy:

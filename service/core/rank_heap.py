@@ -9,6 +9,7 @@ class RankHeap:
     """A heap of (rank, seq_id). Removed entries stay until they surface, or until they outnumber the live ones."""
 
     def __init__(self) -> None:
+        self.num_tokens = 0  # known tokens of all that are here
         self._heap: list[tuple[int, int]] = []
         self._sequences: dict[int, Sequence] = {}
 
@@ -20,10 +21,11 @@ class RankHeap:
         """Take in a sequence."""
         heapq.heappush(self._heap, (sequence.rank, sequence.seq_id))
         self._sequences[sequence.seq_id] = sequence
+        self.num_tokens += sequence.num_tokens
 
     def remove(self, seq_id: int) -> None:
         """Take out a sequence. Raises KeyError when it is not here."""
-        del self._sequences[seq_id]
+        self.num_tokens -= self._sequences.pop(seq_id).num_tokens
         if len(self._heap) > 2 * len(self._sequences) + 16:
             self._heap = [(sequence.rank, seq_id) for seq_id, sequence in self._sequences.items()]
             heapq.heapify(self._heap)

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.core.admission import check_room, check_size
+from service.core.admission import check_deadline, check_room, check_size
 from service.core.batch_state import BatchState, Rows
 from service.core.block_hash import tenant_root
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget, TokenRate
+from service.core.deadlines import Deadlines
 from service.core.ordering import create_policy
 from service.core.plan import StepPlan
 from service.core.planner import Planner
@@ -17,6 +18,7 @@ from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.snapshot import SchedulerCounters, SchedulerSnapshot, take_snapshot
+from service.core.step_time import StepLoad, StepTimeModel, load_of
 from service.core.stop import finish_reasons
 from service.core.types import (
     BoolArray,
@@ -70,8 +72,10 @@ class Scheduler:
         self._num_recomputed_tokens = 0
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
+        self._deadlines = Deadlines()
         self._rate = TokenRate()
-        self._last_step: tuple[int, int] | None = None  # (num_tokens, started_ns) of a step not yet in the rate
+        self._step_time = StepTimeModel()
+        self._last_step: tuple[StepLoad, int] | None = None  # with its start: a step whose time is not known yet
 
     @property
     def batch(self) -> BatchState:
@@ -106,11 +110,12 @@ class Scheduler:
         """Queue a request.
 
         Raises InvalidRequestError when the prompt is empty or leaves no room for an output token in the context,
-        UnserviceableError when the prompt is larger than the whole KV buffer, OverloadedError when the queue is full;
-        then nothing has changed.
+        UnserviceableError when the prompt is larger than the whole KV buffer, OverloadedError when the queue is full,
+        DeadlineExceededError when the deadline cannot be met; then nothing has changed.
         """
         assert request.seq_id not in self._sequences, "seq_id is unique in the life of the process"
         check_size(request, self.config)
+        check_deadline(request, self._policy.num_tokens_before(request), self._step_time, self.config)
         check_room(request, self._queue, self._rate, self.config)
         sequence = Sequence(
             request,
@@ -122,6 +127,29 @@ class Scheduler:
         self._sequences[request.seq_id] = sequence
         self._queue.push(sequence)
         self._num_submitted += 1
+        if request.deadline_ns is not None:
+            self._deadlines.add(request.deadline_ns, request.seq_id, FinishReason.DEADLINE)
+        if self.config.max_queue_wait_ns:
+            latest_ns = request.arrival_ns + self.config.max_queue_wait_ns
+            self._deadlines.add(latest_ns, request.seq_id, FinishReason.QUEUE_WAIT)
+
+    def expire(self, now_ns: int) -> list[tuple[int, FinishReason]]:
+        """End what has run out of time: waiting, preempted or running. For between steps, before `plan`.
+
+        Returns (seq_id, reason): DEADLINE, or QUEUE_WAIT for a sequence that was never admitted in its time. A
+        sequence whose deadline is `now_ns` has none left.
+        """
+        assert self._flight is None, "a plan is in flight"
+        ended = []
+        for seq_id, reason in self._deadlines.due(now_ns):
+            sequence = self._sequences.get(seq_id)
+            if sequence is None:
+                continue
+            if reason is FinishReason.DEADLINE or sequence.status is SequenceStatus.WAITING:
+                self.cancel(seq_id)
+                ended.append((seq_id, reason))
+        self._deadlines.prune(self._sequences)
+        return ended
 
     def cancel(self, seq_id: int) -> bool:
         """End a sequence. Returns False, and does nothing, when it is not live (any more).
@@ -147,8 +175,9 @@ class Scheduler:
         """
         assert self._flight is None, "a plan is in flight"
         if self._last_step is not None:
-            num_tokens, started_ns = self._last_step
-            self._rate = self._rate.observe(num_tokens, now_ns - started_ns)
+            load, started_ns = self._last_step
+            self._rate = self._rate.observe(load.prefill_tokens, now_ns - started_ns)
+            self._step_time.observe(load, now_ns - started_ns)
             self._last_step = None
         if not self.has_work:
             return None
@@ -166,7 +195,7 @@ class Scheduler:
         flight.reservation.accept()
         sampled_rows = plan.rows[plan.samples]
         assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
-        batch = self._batch
+        batch, load = self._batch, load_of(plan, self._batch)
         batch.num_computed_tokens[_as_slice(plan.rows)] += plan.num_scheduled
         if batch.num_decode_rows < batch.num_rows:
             self._prefixes.publish_prompts(plan.rows[plan.rows >= batch.num_decode_rows])
@@ -181,7 +210,7 @@ class Scheduler:
         self._prefixes.publish_all(sampled_rows[(reasons != FinishReason.NONE) & (reasons != FinishReason.ERROR)])
         self._settle(flight, sampled_rows[reasons != FinishReason.NONE])
         self._num_steps += 1
-        self._last_step = (plan.num_tokens, flight.started_ns) if self.has_work else None
+        self._last_step = (load, flight.started_ns) if self.has_work else None
         return delta
 
     def abort(self, plan: StepPlan, *, has_written: bool = False) -> None:

@@ -47,6 +47,7 @@ class SchedulerConfig:
     max_waiting_tokens: int = 1 << 20  # known tokens in the queue, above which new ones are refused
     max_chunk_tokens: int = 0  # prompt tokens of one step, all chunks together; 0: what decode leaves of the step
     watermark_fraction: float = 0.01  # of the blocks, kept free by admission so that running sequences can grow
+    max_queue_wait_ns: int = 0  # from arrival to admission, after which a request is given up; 0: as long as it takes
     ordering: OrderingConfig = OrderingConfig()
     prefix_cache: bool = True  # whether full blocks are kept for sequences that begin with the same tokens
 
@@ -60,6 +61,7 @@ class SchedulerConfig:
             ("max_waiting_requests", 1),
             ("max_waiting_tokens", 1),
             ("max_chunk_tokens", 0),
+            ("max_queue_wait_ns", 0),
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least {least}")

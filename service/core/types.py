@@ -25,6 +25,8 @@ class FinishReason(enum.IntEnum):
     CANCELLED = 3
     UNSERVICEABLE = 4  # could never fit the KV buffer
     ERROR = 5  # the model gave nothing to sample from
+    DEADLINE = 6  # its deadline passed
+    QUEUE_WAIT = 7  # it waited longer than the setting allows, and was never admitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Request:
     # What the digests of its blocks start from: requests with the same root share cached blocks. Empty: the tenant's.
     cache_root: bytes = b""
     block_digests: tuple[bytes, ...] = ()  # of the prompt's full blocks; what is missing is computed when needed
+    deadline_ns: int | None = None  # when the whole answer is of no use any more, by the clock of `arrival_ns`
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,21 @@
 """What the front side sees of an engine, be it a thread of this process or a process of its own."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from service.clock import Clock
 from service.core.types import Int32Array, SamplingParams
 from service.engine.health import EngineState
 from service.engine.stream import TokenStream
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Whose a sequence is, and how urgent."""
+
+    tenant: str = ""
+    priority: int = 0  # higher goes first, under the priority policy
+    deadline_ns: int | None = None  # of the whole answer, by the engine's clock
 
 
 class EngineClient(Protocol):
@@ -21,8 +31,9 @@ class EngineClient(Protocol):
         """Where the engine is in its life."""
         ...
 
-    def submit(self, prompt_token_ids: Int32Array, sampling: SamplingParams, tenant: str = "") -> TokenStream:
-        """Start a sequence.
+    def submit(self, prompt_token_ids: Int32Array, sampling: SamplingParams, terms: Terms | None = None) -> TokenStream:
+        """Start a sequence. The stream raises DeadlineExceededError when its deadline passes, and also when it turns
+        out that the deadline cannot be met; OverloadedError when it has waited for too long.
 
         Raises OverloadedError when the queue is full, UnserviceableError when the KV buffer could never hold the
         request, DrainingError or EngineDeadError when nothing is taken any more; nothing is left behind then.

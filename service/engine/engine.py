@@ -9,6 +9,7 @@ from contextlib import closing
 from service.clock import Clock
 from service.core.scheduler import Scheduler
 from service.core.types import Int32Array, Request, SamplingParams
+from service.engine.client import Terms
 from service.engine.health import EngineState, Heartbeat
 from service.engine.inbox import Inbox
 from service.engine.loop import EngineLoop
@@ -18,8 +19,6 @@ from service.engine.settings import EngineSettings
 from service.engine.stream import TokenStream
 from service.errors import DrainingError, EngineDeadError, OverloadedError, UnserviceableError
 from service.executor.api import Executor
-
-MAX_RETRY_AFTER_S = 60.0
 
 
 class Engine:
@@ -95,12 +94,22 @@ class Engine:
             await self.close()
             raise self._error
 
-    def submit(self, prompt_token_ids: Int32Array, sampling: SamplingParams, tenant: str = "") -> TokenStream:
+    def submit(self, prompt_token_ids: Int32Array, sampling: SamplingParams, terms: Terms | None = None) -> TokenStream:
         """Start a sequence; see EngineClient."""
+        terms = terms or Terms()
         self._check_may_submit(prompt_token_ids, sampling)
         now_ns = self._clock.now_ns()
         seq_id = next(self._seq_ids)
-        request = Request(seq_id, prompt_token_ids, sampling, self._eos_token_ids, tenant, now_ns)
+        request = Request(
+            seq_id,
+            prompt_token_ids,
+            sampling,
+            self._eos_token_ids,
+            terms.tenant,
+            now_ns,
+            priority=terms.priority,
+            deadline_ns=terms.deadline_ns,
+        )
         self._inbox.submit(request)
         stream = TokenStream(seq_id, len(prompt_token_ids), self._settings.max_pending_tokens)
         stream.submitted_ns = now_ns
@@ -143,7 +152,7 @@ class Engine:
         if num_blocks > limits.num_blocks - 1:
             message = f"the request may need {num_blocks} KV blocks; this server has {limits.num_blocks - 1}"
             raise UnserviceableError(message)
-        retry_after_s = min(router.first_token_s, MAX_RETRY_AFTER_S)
+        retry_after_s = router.retry_after_s
         if router.waiting_requests >= settings.max_waiting_requests:
             raise OverloadedError(f"{router.waiting_requests} requests wait already", retry_after_s)
         if router.waiting_requests and router.waiting_tokens + len(prompt_token_ids) > settings.max_waiting_tokens:

@@ -67,6 +67,9 @@ class EngineLoop:
     def _step(self) -> None:
         start_ns = self.clock.now_ns()
         self.heartbeat.beat(start_ns)
+        expired = self.scheduler.expire(start_ns)
+        if expired:
+            self.router.end(expired)
         plan = self.scheduler.plan(start_ns)
         if plan is None:
             return

@@ -6,12 +6,21 @@ from collections.abc import Callable
 from service.clock import Clock
 from service.core.types import FinishReason, StepDelta
 from service.engine.stream import TokenStream
-from service.errors import ChairliftError, ExecutorError, UnserviceableError
+from service.errors import (
+    ChairliftError,
+    DeadlineExceededError,
+    ExecutorError,
+    OverloadedError,
+    UnserviceableError,
+)
+
+MAX_RETRY_AFTER_S = 60.0
 
 _REASONS = {int(reason): reason for reason in FinishReason}
 _FAILURES: dict[int, Callable[[], ChairliftError]] = {
     FinishReason.UNSERVICEABLE: lambda: UnserviceableError("the request needs more KV blocks than there are"),
     FinishReason.ERROR: lambda: ExecutorError("the model gave the request no logits to sample from"),
+    FinishReason.DEADLINE: lambda: DeadlineExceededError("the request's deadline has passed"),
 }
 
 
@@ -30,6 +39,11 @@ class OutputRouter:
         self.waiting_requests = 0  # open streams without a token yet
         self.waiting_tokens = 0  # their prompt tokens
         self.first_token_s = 1.0  # recent time from submit to first token, smoothed
+
+    @property
+    def retry_after_s(self) -> float:
+        """In how many seconds a new request may be admitted at once, by how long recent ones took."""
+        return min(self.first_token_s, MAX_RETRY_AFTER_S)
 
     @property
     def num_open(self) -> int:
@@ -55,6 +69,10 @@ class OutputRouter:
         """Hand one step's tokens over. Engine thread."""
         if len(delta.seq_ids):
             self._loop.call_soon_threadsafe(self._deliver, delta)
+
+    def end(self, ended: list[tuple[int, FinishReason]]) -> None:
+        """End streams whose sequences ran out of time: (seq_id, reason) each. Engine thread."""
+        self._loop.call_soon_threadsafe(self._end, ended)
 
     def fail(self, seq_id: int, error: Exception) -> None:
         """End one sequence's stream with `error`. Engine thread."""
@@ -84,6 +102,13 @@ class OutputRouter:
                 del self._streams[seq_id]
                 if not reason:
                     self._on_abandoned(seq_id)
+
+    def _end(self, ended: list[tuple[int, FinishReason]]) -> None:
+        for seq_id, reason in ended:
+            if reason is FinishReason.QUEUE_WAIT:
+                self._fail(seq_id, OverloadedError("the request has waited for too long", self.retry_after_s))
+            else:
+                self._fail(seq_id, _FAILURES[reason]())
 
     def _fail(self, seq_id: int, error: Exception) -> None:
         stream = self._streams.get(seq_id)

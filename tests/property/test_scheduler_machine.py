@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from service.core.batch_state import BatchState
 from service.core.invariants import progress, restored, violations
@@ -20,7 +20,8 @@ from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler, SchedulerConfig
 from service.core.scheduler_config import OrderingConfig, Policy
 from service.core.types import FinishReason, Request, SamplingParams, StepResult, TokenLogprobs
-from service.errors import InvalidRequestError, OverloadedError, UnserviceableError
+from service.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, UnserviceableError
+from tests.property.deadline_rules import DeadlineRules, deadline_of
 from tests.property.orderings import AGING_NS, orderings
 
 VOCAB_SIZE = 31
@@ -118,7 +119,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
     )
 
 
-class SchedulerMachine(RuleBasedStateMachine):
+class SchedulerMachine(DeadlineRules):
     def __init__(self) -> None:
         super().__init__()
         self.requests: dict[int, Request] = {}  # accepted
@@ -157,8 +158,16 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add(self, prompt: list[int], sampling: SamplingParams, tenant: str) -> None:
         seq_id = len(self.outputs) + 100
         arrival_ns, priority = seq_id * AGING_NS // 2, seq_id * 7 % 5
+        deadline_ns = deadline_of(seq_id, arrival_ns)
         request = Request(
-            seq_id, np.array(prompt, np.int32), sampling, (EOS_TOKEN_ID,), tenant, arrival_ns, priority=priority
+            seq_id,
+            np.array(prompt, np.int32),
+            sampling,
+            (EOS_TOKEN_ID,),
+            tenant,
+            arrival_ns,
+            priority=priority,
+            deadline_ns=deadline_ns,
         )
         config, queue = self.config, self.scheduler.snapshot().queue
         waiting_tokens = sum(len(queued.token_ids) for queued in queue)
@@ -169,6 +178,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         except UnserviceableError:
             assert len(prompt) > (config.num_blocks - 1) * config.block_size
+            return
+        except DeadlineExceededError:
+            assert deadline_ns is not None
             return
         except OverloadedError as error:
             assert len(queue) >= config.max_waiting_requests or waiting_tokens + len(prompt) > config.max_waiting_tokens
@@ -181,7 +193,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.shadow is not None:
             try:
                 self.shadow.add(request)
-            except OverloadedError:  # what the plan has admitted is in the shadow's queue still
+            except (
+                OverloadedError,
+                DeadlineExceededError,
+            ):  # what the plan has admitted is in the shadow's queue still
                 self.shadow = None
 
     @precondition(lambda self: self.requests)

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from service import config
 from service.api.settings import ServerSettings
+from service.engine.scheduling import SchedulingSettings
 from service.engine.settings import EngineSettings
 from service.errors import ConfigError
 
@@ -107,3 +108,16 @@ def test_all_settings_print_as_one_flat_mapping() -> None:
     printed = config.printable(settings)
     assert printed["port"] == 50051
     assert set(printed) == {name for layer in config.LAYERS for name in layer.model_fields}
+
+
+def test_tenant_weights_are_read_from_one_flag() -> None:
+    args = parsed("--policy", "fair", "--tenant-weights", "a=3,b.c=0.5", "--priority-aging-s", "1.5")
+    ordering = config.load(SchedulingSettings, args).ordering()
+    assert (ordering.policy, ordering.tenant_weights) == ("fair", (("a", 3.0), ("b.c", 0.5)))
+    assert ordering.aging_ns == 1_500_000_000
+
+
+@pytest.mark.parametrize("weights", ["a", "a=", "=1", "a=0", "a=-1", "a=nan", "a=inf", "a=1,a=2"])
+def test_tenant_weights_that_are_none_are_refused(weights: str) -> None:
+    with pytest.raises(ConfigError, match="--tenant-weights"):
+        config.load(SchedulingSettings, parsed("--tenant-weights", weights))

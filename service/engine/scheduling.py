@@ -1,0 +1,62 @@
+"""How requests are ordered and steps are filled: the scheduler's settings."""
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from service.core.scheduler_config import OrderingConfig, Policy
+
+NS_PER_S = 1_000_000_000
+
+
+class SchedulingSettings(BaseModel):
+    """Who goes first, and how long anybody may wait."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: Policy = Field(
+        default="fcfs",
+        description="order of the queue: fcfs; priority, with aging; fair, by the tokens that tenants were served",
+    )
+    priority_aging_s: float = Field(
+        default=10.0, ge=0.001, le=86_400, description="seconds of waiting that make up for one level of priority"
+    )
+    tenant_weights: str = Field(
+        default="", description="shares under the fair policy, as a=3,b=0.5; 1 for a tenant that is not named"
+    )
+    output_token_cost: float = Field(
+        default=2.0, gt=0, le=1000, description="cost of a generated token under the fair policy; a prompt's costs 1"
+    )
+    skip_window: int = Field(
+        default=8, ge=0, le=1024, description="requests looked at behind one that does not fit the free KV blocks"
+    )
+    max_skips: int = Field(default=16, ge=0, description="admissions that may pass a request that does not fit")
+    max_queue_wait_s: float = Field(
+        default=0.0, ge=0, description="seconds in the queue after which a request is refused; 0: as long as it takes"
+    )
+
+    @field_validator("tenant_weights")
+    @classmethod
+    def _is_list_of_shares(cls, text: str) -> str:
+        _weights(text)
+        return text
+
+    def ordering(self) -> OrderingConfig:
+        """The scheduler's part."""
+        return OrderingConfig(
+            policy=self.policy,
+            aging_ns=round(self.priority_aging_s * NS_PER_S),
+            tenant_weights=_weights(self.tenant_weights),
+            output_token_cost=self.output_token_cost,
+            skip_window=self.skip_window,
+            max_skips=self.max_skips,
+        )
+
+
+def _weights(text: str) -> tuple[tuple[str, float], ...]:
+    """Read `a=3,b=0.5`. Raises ValueError."""
+    weights: dict[str, float] = {}
+    for item in filter(None, text.split(",")):
+        name, _, share = item.rpartition("=")
+        if not name or name in weights or not 0.0 < float(share) < float("inf"):
+            raise ValueError(f"{item!r} is not TENANT=SHARE with a share above 0 and each tenant once")
+        weights[name] = float(share)
+    return tuple(weights.items())

@@ -1,0 +1,130 @@
+"""Sequences that run out of time, in the queue, before their prompt and between steps."""
+
+import numpy as np
+import pytest
+
+from service.core.scheduler import Scheduler
+from service.core.scheduler_config import OrderingConfig
+from service.core.types import FinishReason, Request, SamplingParams
+from service.errors import DeadlineExceededError
+from tests.unit.scheduler_steps import commit, make, step
+
+MS = 1_000_000
+
+
+def ask(scheduler: Scheduler, seq_id: int, num_tokens: int = 4, **fields: object) -> None:
+    sampling = SamplingParams(20, min_tokens=int(fields.pop("min_tokens", 0)))  # type: ignore[call-overload]
+    prompt = np.arange(1000 * seq_id, 1000 * seq_id + num_tokens, dtype=np.int32)  # shares no block with others
+    scheduler.add(Request(seq_id, prompt, sampling, (), **fields))  # type: ignore[arg-type]
+
+
+def measured(ordering: OrderingConfig | None = None) -> Scheduler:
+    """A scheduler that has learnt 10 ms a step and 1 ms a prompt token, and is idle."""
+    scheduler = make(
+        ordering=ordering or OrderingConfig(), num_blocks=1001, max_num_batched_tokens=64, max_model_len=512
+    )
+    now_ns = 0
+    for number in range(40):
+        num_tokens = 8 + number % 50
+        ask(scheduler, 1000 + number, num_tokens)
+        commit(scheduler, scheduler.plan(now_ns))
+        now_ns += (10 + num_tokens) * MS
+        for _ in range(2):
+            commit(scheduler, scheduler.plan(now_ns))
+            now_ns += 10 * MS
+        scheduler.cancel(1000 + number)
+    return scheduler
+
+
+def test_a_running_sequence_ends_at_its_deadline_and_not_before():
+    scheduler = make()
+    ask(scheduler, 1, deadline_ns=100)
+    ask(scheduler, 2)
+    step(scheduler)
+    assert scheduler.expire(99) == []
+    assert scheduler.expire(100) == [(1, FinishReason.DEADLINE)]
+    assert scheduler.expire(1000) == []
+    assert step(scheduler) == [(2, 1, True)]
+    counters = scheduler.counters
+    assert (counters.num_finished, counters.num_free_blocks) == (1, 98)
+
+
+def test_a_waiting_sequence_ends_before_its_prompt_is_computed():
+    scheduler = make(max_num_seqs=1)
+    ask(scheduler, 1)
+    ask(scheduler, 2, deadline_ns=7)
+    step(scheduler)
+    assert scheduler.expire(7) == [(2, FinishReason.DEADLINE)]
+    assert (scheduler.counters.num_waiting, scheduler.counters.num_waiting_tokens) == (0, 0)
+
+
+def test_a_preempted_sequence_ends_at_its_deadline():
+    scheduler = make(num_blocks=5)
+    ask(scheduler, 1, num_tokens=8)
+    ask(scheduler, 2, num_tokens=8, deadline_ns=50)
+    step(scheduler)
+    step(scheduler)
+    assert scheduler.counters.num_preempted == 1
+    assert scheduler.expire(50) == [(2, FinishReason.DEADLINE)]
+    assert scheduler.counters.num_preempted == 0
+
+
+def test_the_longest_wait_counts_until_admission_only():
+    scheduler = make(max_num_seqs=1, max_queue_wait_ns=100)
+    ask(scheduler, 1, arrival_ns=5)
+    ask(scheduler, 2, arrival_ns=6)
+    step(scheduler)
+    assert scheduler.expire(105) == []
+    assert scheduler.expire(106) == [(2, FinishReason.QUEUE_WAIT)]
+    assert scheduler.has_work
+
+
+def test_deadlines_of_ended_sequences_are_forgotten():
+    scheduler = make(max_waiting_requests=10_000)
+    for seq_id in range(1000):
+        ask(scheduler, seq_id, deadline_ns=10**15)
+        scheduler.cancel(seq_id)
+        scheduler.expire(0)
+    assert len(scheduler._deadlines._heap) <= 65
+
+
+def test_a_deadline_that_has_passed_is_refused_before_anything_is_measured():
+    scheduler = make()
+    with pytest.raises(DeadlineExceededError):
+        ask(scheduler, 1, arrival_ns=10, deadline_ns=10)
+    ask(scheduler, 1, arrival_ns=10, deadline_ns=11)
+
+
+@pytest.mark.parametrize(("left_ms", "is_taken"), [(109, False), (111, True)])
+def test_what_cannot_be_done_in_time_is_refused_at_the_door(left_ms: int, is_taken: bool):
+    """A prompt of 90 tokens takes two steps of at most 64: 2 x 10 + 90 x 1 ms."""
+    scheduler = measured()
+    if is_taken:
+        ask(scheduler, 1, num_tokens=90, deadline_ns=left_ms * MS)
+    else:
+        with pytest.raises(DeadlineExceededError, match="90 prompt tokens"):
+            ask(scheduler, 1, num_tokens=90, deadline_ns=left_ms * MS)
+        assert not scheduler.has_work
+
+
+@pytest.mark.parametrize(("left_ms", "is_taken"), [(105, False), (107, True)])
+def test_the_output_tokens_that_must_come_take_their_time_too(left_ms: int, is_taken: bool):
+    """10 + 6 ms for the prompt, and 9 steps of 10 ms after the first token."""
+    scheduler = measured()
+    if is_taken:
+        ask(scheduler, 1, num_tokens=6, min_tokens=10, deadline_ns=left_ms * MS)
+    else:
+        with pytest.raises(DeadlineExceededError):
+            ask(scheduler, 1, num_tokens=6, min_tokens=10, deadline_ns=left_ms * MS)
+
+
+@pytest.mark.parametrize(
+    ("policy", "tenant", "num_before"),
+    [("fcfs", "a", 300), ("priority", "a", 0), ("fair", "a", 200), ("fair", "b", 100), ("fair", "c", 0)],
+)
+def test_prompts_that_are_certainly_admitted_before_count(policy: str, tenant: str, num_before: int):
+    scheduler = measured(OrderingConfig(policy))  # type: ignore[arg-type]
+    ask(scheduler, 1, num_tokens=200, tenant="a")
+    ask(scheduler, 2, num_tokens=100, tenant="b")
+    with pytest.raises(DeadlineExceededError, match=f"{num_before + 10} prompt tokens"):
+        ask(scheduler, 3, tenant=tenant, num_tokens=10, deadline_ns=1)
