@@ -38,7 +38,7 @@ ALLOWED = {
         "service.errors",
         "service.clock",
         "service.report",
-        "service.sim.arrivals",
+        "service.sim.arrivals",  # the same load for servers and simulations
         "chairlift.inference",
     ),
     "graphs": ("graphs",),

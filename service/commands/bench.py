@@ -3,8 +3,11 @@
 from argparse import ArgumentParser, Namespace
 
 from service.bench import schedule, step
+from service.commands import bench_offline, bench_serve
 
 MEASURES = {
+    "serve": (bench_serve, "a running server's latencies and throughput under open-loop load"),
+    "offline": (bench_offline, "the engine's throughput on a file of requests, without a server"),
     "step": (step, "the parts of a step's time, by batch size and context"),
     "schedule": (schedule, "what planning and committing a step costs, by running sequences"),
 }

@@ -3,13 +3,14 @@
 import itertools
 import shlex
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast, get_args
 
 from graphs.progress import ProgressBar
+from service.bench.number_lists import positive_number, positive_rates
 from service.core.scheduler_config import OrderingConfig, Policy, SchedulerConfig
 from service.errors import ConfigError
 from service.report.latency_limits import LatencyLimits, parse_limits
@@ -68,8 +69,10 @@ def run(args: Namespace) -> int:
 
 def _add_workload_arguments(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
-    group.add_argument("--requests", type=_count, default=10_000, metavar="N", help="how many (default 10000)")
-    group.add_argument("--rates", type=_rates, default="10", metavar="R,..", help="requests per second (default 10)")
+    group.add_argument("--requests", type=positive_number, default=10_000, metavar="N", help="how many (default 10000)")
+    group.add_argument(
+        "--rates", type=positive_rates, default="10", metavar="R,..", help="requests per second (default 10)"
+    )
     group.add_argument("--arrivals", default="poisson", choices=("poisson", "gamma", "on-off"), help="default poisson")
     group.add_argument("--burstiness", type=float, default=0.5, metavar="X", help="gamma: below 1 is burstier (0.5)")
     group.add_argument("--on-s", type=float, default=10.0, metavar="S", help="on-off: seconds of a burst (10)")
@@ -82,7 +85,9 @@ def _add_workload_arguments(parser: ArgumentParser) -> None:
     )
     group.add_argument("--tenants", default="default", metavar="NAME[:SHARE[:WEIGHT]],..", help="who sends how much")
     group.add_argument("--prefixes", type=int, default=0, metavar="N", help="shared prompt prefixes of each tenant (0)")
-    group.add_argument("--prefix-tokens", type=_count, default=1024, metavar="N", help="tokens of one (default 1024)")
+    group.add_argument(
+        "--prefix-tokens", type=positive_number, default=1024, metavar="N", help="tokens of one (default 1024)"
+    )
     group.add_argument(
         "--prefix-share", type=float, default=0.9, metavar="X", help="requests that begin with one (0.9)"
     )
@@ -96,14 +101,24 @@ def _add_deployment_arguments(parser: ArgumentParser) -> None:
         "--step-times", default="h200-like", metavar="PROFILE|FILE", help=f"profiles: {profiles} (default)"
     )
     group.add_argument(
-        "--num-blocks", type=_count, default=H200_NUM_BLOCKS, metavar="N", help="KV blocks (%(default)s)"
+        "--num-blocks", type=positive_number, default=H200_NUM_BLOCKS, metavar="N", help="KV blocks (%(default)s)"
     )
-    group.add_argument("--block-size", type=_count, default=16, metavar="N", help="tokens per block (default 16)")
-    group.add_argument("--max-num-seqs", type=_count, default=512, metavar="N", help="running sequences (default 512)")
-    group.add_argument("--max-num-batched-tokens", type=_count, default=8192, metavar="N", help="of a step (8192)")
-    group.add_argument("--max-model-len", type=_count, default=8192, metavar="N", help="tokens of a sequence (8192)")
-    group.add_argument("--max-waiting-requests", type=_count, default=1 << 20, metavar="N", help="queue's bound")
-    group.add_argument("--replicas", type=_count, default=1, metavar="N", help="at the start (default 1)")
+    group.add_argument(
+        "--block-size", type=positive_number, default=16, metavar="N", help="tokens per block (default 16)"
+    )
+    group.add_argument(
+        "--max-num-seqs", type=positive_number, default=512, metavar="N", help="running sequences (default 512)"
+    )
+    group.add_argument(
+        "--max-num-batched-tokens", type=positive_number, default=8192, metavar="N", help="of a step (8192)"
+    )
+    group.add_argument(
+        "--max-model-len", type=positive_number, default=8192, metavar="N", help="tokens of a sequence (8192)"
+    )
+    group.add_argument(
+        "--max-waiting-requests", type=positive_number, default=1 << 20, metavar="N", help="queue's bound"
+    )
+    group.add_argument("--replicas", type=positive_number, default=1, metavar="N", help="at the start (default 1)")
     for axis, default in (("policy", "fcfs"), ("router", "least-loaded"), ("prefix_cache", "on")):
         text = f"{', '.join(AXES[axis])} (default {default})"
         group.add_argument(f"--{axis.replace('_', '-')}", type=_names, default=default, metavar="NAME,..", help=text)
@@ -189,22 +204,6 @@ def _run_scenario(
     simulation.run(workload.requests(), lambda num_arrived: bar(stage, num_arrived, args.requests + 1))
     bar(stage, args.requests, args.requests)
     return run_report(scenario.name, scenario.rate, simulation, tenants)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return int(text)
-
-
-def _rates(text: str) -> list[float]:
-    try:
-        rates = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is not a list of numbers like 5,10,20") from None
-    if not all(0 < rate < 1e9 for rate in rates):
-        raise ArgumentTypeError(f"{text!r} holds a number that is not above 0")
-    return rates
 
 
 def _names(text: str) -> list[str]:

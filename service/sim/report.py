@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from service.report.chart import Line, line_chart
+from service.report.latency_figures import Point, highest_rates, pareto_figures, quantile_figure, run_label
 from service.report.latency_limits import LatencyLimits
 from service.report.page import figure, figures, heading, html_page, latency_table, preformatted, table
 from service.sim.histogram import LogHistogram
@@ -16,8 +17,6 @@ from service.sim.workload import Tenant
 LATENCIES: Final = ("ttft", "tpot", "itl", "e2el", "queue_wait")
 SERIES: Final = ("batch_size", "kv_occupancy", "waiting", "replicas")
 _SHARES: Final = (0.01, *(number / 20 for number in range(1, 20)), 0.99, 0.999)
-
-Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +118,17 @@ def text_report(reports: Sequence[RunReport]) -> str:
 
 def html_report(command: str, reports: Sequence[RunReport], limits: LatencyLimits) -> str:
     """One HTML file, everything in it."""
-    shown = _highest_rates(reports)
+    shown = highest_rates(reports)
     parts = [preformatted(command), heading("Runs"), _runs_table(reports, limits)]
     if len(reports) > len(shown):
-        parts += [heading("Throughput against latency"), _pareto_figures(reports)]
+        parts += [heading("Throughput against latency"), pareto_figures(reports)]
     parts += [heading("Over time"), figures([_series_figure(shown, *kind) for kind in _SERIES_KINDS])]
-    parts += [heading("Distributions"), figures([_quantile_figure(shown, *kind) for kind in _QUANTILE_KINDS])]
+    parts += [heading("Distributions"), figures([quantile_figure(shown, *kind) for kind in _QUANTILE_KINDS])]
     for report in shown:
-        parts += [heading(f"Latencies: {_label(report)}"), latency_table(report.latency_ms)]
+        parts += [heading(f"Latencies: {run_label(report)}"), latency_table(report.latency_ms)]
         if report.tenant_tokens:
             shares = [[name, tokens] for name, tokens in report.tenant_tokens.items()]
-            parts += [heading(f"Tenants: {_label(report)}"), table(["tenant", "tokens computed"], shares)]
+            parts += [heading(f"Tenants: {run_label(report)}"), table(["tenant", "tokens computed"], shares)]
     return html_page("Chairlift simulation", parts)
 
 
@@ -149,19 +148,6 @@ _QUANTILE_KINDS: Final = (
 
 def _histograms(collector: Collector) -> dict[str, LogHistogram]:
     return {key: getattr(collector, key) for key in LATENCIES}
-
-
-def _highest_rates(reports: Sequence[RunReport]) -> list[RunReport]:
-    """Of every setting the run with the highest rate."""
-    last: dict[str, RunReport] = {}
-    for report in reports:
-        if report.name not in last or report.rate >= last[report.name].rate:
-            last[report.name] = report
-    return list(last.values())
-
-
-def _label(report: RunReport) -> str:
-    return f"{report.name}, {report.rate:g} requests/s"
 
 
 def _runs_table(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
@@ -191,31 +177,6 @@ def _runs_table(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
     return table([*header, "good"] if limits.are_set else header, rows)
 
 
-def _pareto_figures(reports: Sequence[RunReport]) -> str:
-    names = list(dict.fromkeys(report.name for report in reports))
-    parts = []
-    for key, percentile in (("ttft", "p99"), ("tpot", "p99"), ("e2el", "p99"), ("e2el", "median")):
-        lines = [
-            Line(
-                [
-                    (report.throughput["output_tokens_per_s"], report.latency_ms[key][percentile])
-                    for report in reports
-                    if report.name == name
-                ],
-                name,
-            )
-            for name in names
-        ]
-        chart = line_chart(lines, "output tokens/s", "ms", has_log_y=True)
-        parts.append(figure(f"{key.upper()} {percentile}", chart, "one point per offered rate"))
-    return figures(parts)
-
-
 def _series_figure(reports: Sequence[RunReport], key: str, caption: str, unit: str, note: str) -> str:
-    lines = [Line(report.series[key], _label(report)) for report in reports]
+    lines = [Line(report.series[key], run_label(report)) for report in reports]
     return figure(caption, line_chart(lines, "seconds", unit), note)
-
-
-def _quantile_figure(reports: Sequence[RunReport], key: str, caption: str, note: str) -> str:
-    lines = [Line(report.quantiles_ms.get(key, []), _label(report)) for report in reports]
-    return figure(caption, line_chart(lines, "percent of requests", "ms", has_log_y=True), note)

@@ -1,0 +1,91 @@
+"""The report of a load test: a document, a table, and one HTML file with pictures."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Final
+
+from service.bench.timeline import LoadReport
+from service.report.chart import Line, line_chart
+from service.report.latency_figures import highest_rates, pareto_figures, quantile_figure, run_label
+from service.report.latency_limits import LatencyLimits
+from service.report.page import figure, figures, heading, html_page, latency_table, preformatted, table
+
+_QUANTILE_KINDS: Final = (
+    ("ttft", "Time to first token", "from just before the call to the first chunk with tokens"),
+    ("tpot", "Time per output token", "after the first, mean of a request"),
+    ("itl", "Inter-token latency", "gaps between a stream's chunks, all requests pooled"),
+    ("e2el", "End-to-end latency", "from just before the call to the last chunk with tokens"),
+)
+_SERIES_KINDS: Final = (
+    ("concurrency", "Requests in flight", "requests"),
+    ("output_tokens_per_s", "Output tokens", "tokens/s"),
+)
+
+
+def json_report(command: str, reports: Sequence[LoadReport]) -> str:
+    """All runs as one document: `{"command": ..., "runs": [...]}`. An infinite rate is null."""
+    runs = [asdict(report) | {"rate": report.rate if math.isfinite(report.rate) else None} for report in reports]
+    return json.dumps({"command": command, "runs": runs}) + "\n"
+
+
+def text_report(reports: Sequence[LoadReport]) -> str:
+    """A block of lines per run."""
+    return "\n".join(_text(report) for report in reports)
+
+
+def html_report(command: str, reports: Sequence[LoadReport], limits: LatencyLimits) -> str:
+    """One HTML file, everything in it."""
+    shown = highest_rates(reports)
+    parts = [preformatted(command), heading("Runs"), _runs_table(reports, limits)]
+    if len(reports) > len(shown):
+        parts += [heading("Throughput against latency"), pareto_figures(reports)]
+    lines = [[Line(report.series[key], run_label(report)) for report in shown] for key, _, _ in _SERIES_KINDS]
+    series = [
+        figure(caption, line_chart(kind_lines, "seconds", unit))
+        for kind_lines, (_, caption, unit) in zip(lines, _SERIES_KINDS, strict=True)
+    ]
+    parts += [heading("Over time"), figures(series)]
+    parts += [heading("Distributions"), figures([quantile_figure(reports, *kind) for kind in _QUANTILE_KINDS])]
+    for report in reports:
+        parts += [heading(f"Latencies: {run_label(report)}"), latency_table(report.latency_ms)]
+    return html_page("Chairlift load test", parts)
+
+
+def _text(report: LoadReport) -> str:
+    requests, peak, throughput = report.requests, report.peak, report.throughput
+    errors = "".join(f", {count} {name}" for name, count in report.errors.items())
+    lines = [
+        f"{run_label(report)}: {requests['completed']} of {requests['sent']} completed, {requests['failed']} failed, "
+        f"{requests['unfinished']} unfinished in {report.duration_s:.2f} s{errors}",
+        f"  {throughput['requests_per_s']:.2f} requests/s, {throughput['output_tokens_per_s']:.1f} output tokens/s, "
+        f"{throughput['total_tokens_per_s']:.1f} tokens/s in all",
+        f"  good: {requests['good']}, {report.goodput['share']:.1%}, {report.goodput['requests_per_s']:.2f} "
+        f"requests/s; peak: {peak['concurrency']:.0f} in flight, {peak['output_tokens_per_s']:.0f} output tokens/s; "
+        f"client's lag at most {report.max_start_lag_ms:.1f} ms",
+        f"  {'ms':6}" + "".join(f"{name:>10}" for name in next(iter(report.latency_ms.values()))),
+    ]
+    for key, values in report.latency_ms.items():
+        lines.append(f"  {key.upper():6}" + "".join(f"{value:10.2f}" for value in values.values()))
+    return "\n".join(lines) + "\n"
+
+
+def _runs_table(reports: Sequence[LoadReport], limits: LatencyLimits) -> str:
+    header = ["rate", "sent", "completed", "failed", "unfinished", "requests/s", "output tokens/s", "tokens/s"]
+    header += ["peak in flight", "TTFT p50", "p99", "TPOT p50", "p99", "ITL p99", "E2EL p99"]
+    rows: list[list[object]] = []
+    for report in reports:
+        ttft, tpot, itl, e2el = (report.latency_ms[key] for key in ("ttft", "tpot", "itl", "e2el"))
+        rows.append(
+            [
+                f"{report.rate:g}",
+                *(report.requests[key] for key in ("sent", "completed", "failed", "unfinished")),
+                *report.throughput.values(),
+                report.peak["concurrency"],
+                *(ttft["median"], ttft["p99"], tpot["median"], tpot["p99"], itl["p99"], e2el["p99"]),
+            ]
+        )
+        if limits.are_set:
+            rows[-1].append(f"{report.goodput['share']:.1%}")
+    return table([*header, "good"] if limits.are_set else header, rows)

@@ -1,0 +1,101 @@
+"""`chairlift bench offline`: what the engine makes of a file of requests, in this process and without a server."""
+
+import asyncio
+import io
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import uvloop
+
+from service import config
+from service.commands.assembly import load_model
+from service.commands.model_source import model_folder
+from service.commands.run import OFFLINE, BatchRun, Tally
+from service.commands.weights import add_weights_argument
+from service.errors import ConfigError
+from service.obs.engine_log import EngineLog
+from service.obs.logging import configure_logging
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineRun:
+    """One pass over the file. Loading and warming up are not part of it."""
+
+    requests: int
+    errors: int  # requests that were refused or failed
+    prompt_tokens: int
+    output_tokens: int
+    elapsed_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags of the command."""
+    parser.add_argument(
+        "--model", required=True, type=Path, metavar="DIR|SOURCE", help="a model folder, or what --weights exports"
+    )
+    parser.add_argument(
+        "--requests", required=True, type=Path, metavar="FILE", help="requests as `chairlift run` reads"
+    )
+    parser.add_argument("--runs", type=int, default=1, metavar="N", help="passes over the file (default 1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
+    add_weights_argument(parser, None)
+    config.add_arguments(parser, config.ExecutorSettings)
+
+
+def run(args: Namespace) -> int:
+    """Answer the file as often as asked for, and report each time."""
+    config.check_environment()
+    if args.runs < 1:
+        raise ConfigError(f"--runs is {args.runs}, but must be at least 1")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runs = runner.run(_measure(args))
+    if args.json:
+        sys.stdout.write(json.dumps({"runs": [asdict(run) for run in runs]}) + "\n")
+    else:
+        sys.stdout.write(text_report(runs))
+    return 0
+
+
+def text_report(runs: list[OfflineRun]) -> str:
+    """A line per pass."""
+    return "".join(
+        f"{run.requests} requests, {run.errors} bad, in {run.elapsed_s:.2f} s: {run.requests_per_s:.2f} requests/s, "
+        f"{run.output_tokens_per_s:.1f} output tokens/s, {run.total_tokens_per_s:.1f} tokens/s in all\n"
+        for run in runs
+    )
+
+
+def offline_run(tally: Tally, elapsed_s: float) -> OfflineRun:
+    """The figures of one pass."""
+    return OfflineRun(
+        requests=tally.num_requests,
+        errors=tally.num_errors,
+        prompt_tokens=tally.prompt_tokens,
+        output_tokens=tally.completion_tokens,
+        elapsed_s=elapsed_s,
+        requests_per_s=(tally.num_requests - tally.num_errors) / elapsed_s,
+        output_tokens_per_s=tally.completion_tokens / elapsed_s,
+        total_tokens_per_s=(tally.prompt_tokens + tally.completion_tokens) / elapsed_s,
+    )
+
+
+async def _measure(args: Namespace) -> list[OfflineRun]:
+    configure_logging("warning")
+    executor = config.load(config.ExecutorSettings, args)
+    text = args.requests.read_text(encoding="utf-8", errors="replace")
+    model = load_model(model_folder(args.model, args.weights), executor, OFFLINE, EngineLog())
+    runs = []
+    async with model.running():
+        loop = asyncio.get_running_loop()
+        for _ in range(args.runs):
+            start_s = loop.time()
+            batch = BatchRun(model.frontend, io.StringIO(), 2 * executor.max_num_seqs)
+            tally = await batch.answer(io.StringIO(text))
+            runs.append(offline_run(tally, max(loop.time() - start_s, 1e-9)))
+    return runs

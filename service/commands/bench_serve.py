@@ -1,0 +1,185 @@
+"""`chairlift bench serve`: open-loop load against a running server."""
+
+import asyncio
+import itertools
+import json
+import math
+import shlex
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import uvloop
+from chairlift.inference.v1 import inference_pb2 as pb
+
+from graphs.progress import ProgressBar
+from service.api.convert import request_message
+from service.api.params import GenerationParams, TokenPrompt
+from service.bench.load import due_times_s, run_load
+from service.bench.load_report import html_report, json_report, text_report
+from service.bench.number_lists import positive_number, positive_rates
+from service.bench.timeline import LoadReport, load_report
+from service.commands.generate import RemoteError
+from service.commands.request_lines import parse_line
+from service.errors import ChairliftError, ConfigError
+from service.report.latency_limits import LatencyLimits, parse_limits
+from service.sim.arrivals import arrivals_named
+from service.sim.lengths import parse_lengths
+
+EPILOG = """A file of requests has lines as `chairlift run` reads them; with --arrivals trace each also has arrival_s,
+and --rates are speeds. Without a file prompts are random token ids, with lengths fixed:N, uniform:LEAST:MOST or
+lognormal:MEDIAN:SIGMA. Requests go out when they are due, however many are in flight; a rate of inf sends all at
+once."""
+ARRIVALS = ("poisson", "gamma", "on-off", "trace")
+
+
+@dataclass(frozen=True, slots=True)
+class _Feed:
+    """The requests of every run, and when the trace has them, if it is one."""
+
+    requests: list[pb.GenerateRequest]
+    arrival_s: list[float]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument("--target", default="127.0.0.1:50051", metavar="HOST:PORT", help="the server (%(default)s)")
+    parser.add_argument(
+        "--rates", type=positive_rates, default="1", metavar="R,..", help="requests per second, one run each (1)"
+    )
+    parser.add_argument("--arrivals", default="poisson", choices=ARRIVALS, help="default poisson")
+    parser.add_argument("--burstiness", type=float, default=0.5, metavar="X", help="gamma: below 1 is burstier (0.5)")
+    parser.add_argument("--on-s", type=float, default=10.0, metavar="S", help="on-off: seconds of a burst (10)")
+    parser.add_argument("--off-s", type=float, default=30.0, metavar="S", help="on-off: seconds of silence (30)")
+    parser.add_argument("--requests", type=Path, metavar="FILE", help="requests, a JSON object a line, used in turn")
+    parser.add_argument(
+        "--num-requests", type=positive_number, metavar="N", help="of each run (default: the file's, else 100)"
+    )
+    parser.add_argument("--prompts", default="lognormal:128:0.7", metavar="LENGTHS", help="default %(default)s")
+    parser.add_argument("--outputs", default="lognormal:64:0.7", metavar="LENGTHS", help="default %(default)s")
+    parser.add_argument(
+        "--vocab-size", type=positive_number, default=1000, metavar="N", help="ids of random prompts (1000)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same load (default 0)")
+    parser.add_argument("--warm-up", type=int, default=1, metavar="N", help="requests before the first run (default 1)")
+    parser.add_argument("--max-seconds", type=float, default=600.0, metavar="S", help="of each run (default 600)")
+    parser.add_argument("--goodput", metavar="LIMITS", help="limits of a good request in ms: ttft:500,tpot:50,e2el:1e4")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with pictures")
+
+
+def run(args: Namespace) -> int:
+    """Send the load of every rate and report. Raises ConfigError, RemoteError when no answer comes at all."""
+    if args.html is not None and not args.html.parent.is_dir():
+        raise ConfigError(f"{args.html}: its folder does not exist")
+    if not 0 < args.max_seconds < math.inf:
+        raise ConfigError(f"--max-seconds is {args.max_seconds}, but must be above 0")
+    limits = parse_limits(args.goodput) if args.goodput else LatencyLimits()
+    feed = _feed(args)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        reports = runner.run(measure(args, feed.requests, feed.arrival_s, limits))
+    command = shlex.join(["chairlift", *sys.argv[1:]])
+    if args.html is not None:
+        args.html.write_text(html_report(command, reports, limits), encoding="utf-8")
+    sys.stdout.write(json_report(command, reports) if args.json else text_report(reports))
+    return 0
+
+
+async def measure(
+    args: Namespace, requests: list[pb.GenerateRequest], arrival_s: list[float], limits: LatencyLimits
+) -> list[LoadReport]:
+    """One report per rate. `arrival_s` is of a trace, and empty otherwise."""
+    await _warm_up(args.target, requests[: args.warm_up], args.max_seconds)
+    bar = ProgressBar()
+    reports = []
+    for rate in args.rates:
+        stage = f"{rate:g} requests/s"
+        result = await run_load(
+            args.target,
+            requests,
+            [time_s / rate for time_s in arrival_s] or _times_s(args, rate, len(requests)),
+            max_seconds=args.max_seconds,
+            on_progress=lambda num_ended, num_running, stage=stage: bar(  # type: ignore[misc]
+                f"{stage}, {num_running} in flight", num_ended, len(requests) + 1
+            ),
+        )
+        bar(stage, len(requests), len(requests))
+        reports.append(load_report("", rate, result.timelines, limits, result.max_start_lag_s))
+    return reports
+
+
+async def _warm_up(target: str, requests: list[pb.GenerateRequest], max_seconds: float) -> None:
+    """Requests one after the other, so that a server that is not there is told at once."""
+    for request in requests:
+        (timeline,) = (await run_load(target, [request], [0.0], max_seconds=max_seconds)).timelines
+        if timeline.error:
+            raise RemoteError(f"{target}: {timeline.error}: {timeline.details}".rstrip(": "))
+
+
+def _times_s(args: Namespace, rate: float, num_requests: int) -> list[float]:
+    if math.isinf(rate):
+        return due_times_s(None, rate, num_requests, args.seed)
+    arrivals = arrivals_named(args.arrivals, rate, burstiness=args.burstiness, on_s=args.on_s, off_s=args.off_s)
+    return due_times_s(arrivals, rate, num_requests, args.seed)
+
+
+def _feed(args: Namespace) -> _Feed:
+    if args.requests is None:
+        if args.arrivals == "trace":
+            raise ConfigError("--arrivals trace: needs --requests, whose lines have arrival_s")
+        return _Feed(_random_requests(args, args.num_requests or 100), [])
+    with args.requests.open(encoding="utf-8") as lines:
+        read = [_read_line(line, f"{args.requests}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not read:
+        raise ConfigError(f"{args.requests}: holds no request")
+    if args.arrivals == "trace":
+        timed = sorted(_timed(read, args.requests), key=lambda item: item[0])[: args.num_requests]
+        return _Feed([request for _, request in timed], [time_s for time_s, _ in timed])
+    chosen = itertools.islice(itertools.cycle(read), args.num_requests or len(read))
+    return _Feed([request for _, request in chosen], [])
+
+
+def _timed(
+    read: list[tuple[float | None, pb.GenerateRequest]], path: Path
+) -> Iterator[tuple[float, pb.GenerateRequest]]:
+    for arrival_s, request in read:
+        if arrival_s is None:
+            raise ConfigError(f"{path}: --arrivals trace needs arrival_s in every line")
+        yield arrival_s, request
+
+
+def _read_line(line: str, where: str) -> tuple[float | None, pb.GenerateRequest]:
+    """A line's arrival, where it has one, and its request. Raises ConfigError."""
+    arrival_s = None
+    try:
+        document = json.loads(line)
+        if isinstance(document, dict) and "arrival_s" in document:
+            arrival_s = float(document.pop("arrival_s"))
+            line = json.dumps(document)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if arrival_s is not None and not 0 <= arrival_s < 1e9:
+        raise ConfigError(f"{where}: arrival_s is {arrival_s}, but must be seconds from the trace's start")
+    request = parse_line(line).request
+    if isinstance(request, ChairliftError):
+        raise ConfigError(f"{where}: {request}") from request
+    try:
+        return arrival_s, request_message(*request)
+    except ChairliftError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _random_requests(args: Namespace, count: int) -> list[pb.GenerateRequest]:
+    rng = np.random.default_rng(args.seed)
+    prompts, outputs = (parse_lengths(text).draw(rng, count).tolist() for text in (args.prompts, args.outputs))
+    greedy = GenerationParams(temperature=0.0, ignore_eos=True)
+    return [
+        request_message(
+            TokenPrompt(rng.integers(0, args.vocab_size, num_prompt).tolist()), replace(greedy, max_tokens=num_output)
+        )
+        for num_prompt, num_output in zip(prompts, outputs, strict=True)
+    ]

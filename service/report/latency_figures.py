@@ -1,0 +1,84 @@
+"""The pictures that every report of latencies has."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol, TypeVar
+
+from service.report.chart import Line, line_chart
+from service.report.page import figure, figures
+
+Point = tuple[float, float]
+
+_PARETO_KINDS: Final = (("ttft", "p99"), ("tpot", "p99"), ("e2el", "p99"), ("e2el", "median"))
+
+
+class MeasuredRun(Protocol):
+    """What a report must say of a run."""
+
+    @property
+    def name(self) -> str:
+        """Of the setting that is compared."""
+        ...
+
+    @property
+    def rate(self) -> float:
+        """Requests per second that were offered."""
+        ...
+
+    @property
+    def throughput(self) -> Mapping[str, float]:
+        """`output_tokens_per_s` among others."""
+        ...
+
+    @property
+    def latency_ms(self) -> Mapping[str, Mapping[str, float]]:
+        """Summaries in milliseconds, by metric."""
+        ...
+
+    @property
+    def quantiles_ms(self) -> Mapping[str, Sequence[Point]]:
+        """(percent of the requests, milliseconds), by metric."""
+        ...
+
+
+Run = TypeVar("Run", bound=MeasuredRun)
+
+
+def run_label(run: MeasuredRun) -> str:
+    """Names a run among others."""
+    return ", ".join(part for part in (run.name, f"{run.rate:g} requests/s") if part)
+
+
+def highest_rates(runs: Sequence[Run]) -> list[Run]:
+    """Of every setting the run with the highest rate."""
+    last: dict[str, Run] = {}
+    for run in runs:
+        if run.name not in last or run.rate >= last[run.name].rate:
+            last[run.name] = run
+    return list(last.values())
+
+
+def pareto_figures(runs: Sequence[MeasuredRun]) -> str:
+    """Throughput against latency: a line per setting, a point per rate."""
+    names = list(dict.fromkeys(run.name for run in runs))
+    parts = []
+    for key, percentile in _PARETO_KINDS:
+        lines = [
+            Line(
+                [
+                    (run.throughput["output_tokens_per_s"], run.latency_ms[key][percentile])
+                    for run in runs
+                    if run.name == name
+                ],
+                name,
+            )
+            for name in names
+        ]
+        chart = line_chart(lines, "output tokens/s", "ms", has_log_y=True)
+        parts.append(figure(f"{key.upper()} {percentile}", chart, "one point per offered rate"))
+    return figures(parts)
+
+
+def quantile_figure(runs: Sequence[MeasuredRun], key: str, caption: str, note: str) -> str:
+    """The distribution of one latency, a line per run."""
+    lines = [Line(run.quantiles_ms.get(key, []), run_label(run)) for run in runs]
+    return figure(caption, line_chart(lines, "percent of requests", "ms", has_log_y=True), note)

@@ -1,0 +1,36 @@
+"""`chairlift bench offline` on a tiny model."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from service.commands.bench_offline import offline_run
+from service.commands.run import Tally
+from tests.unit.test_cli import run_cli
+
+
+def test_figures_of_a_pass() -> None:
+    tally = Tally(0.0, num_requests=10, num_errors=2, prompt_tokens=300, completion_tokens=100)
+    measured = offline_run(tally, 4.0)
+    assert (measured.requests_per_s, measured.output_tokens_per_s, measured.total_tokens_per_s) == (2.0, 25.0, 100.0)
+
+
+def test_each_pass_answers_the_whole_file(tiny_export: Callable[[str], Path], tmp_path: Path) -> None:
+    requests = tmp_path / "requests.jsonl"
+    lines = [{"prompt_token_ids": [1, 2, 3 + i], "max_tokens": 4, "ignore_eos": True} for i in range(5)]
+    requests.write_text("\n".join([*map(json.dumps, lines), "nonsense"]))
+    flags = ["--model", str(tiny_export("w8a8")), "--requests", str(requests), "--runs", "2", "--kv-memory", "16MiB"]
+    done = run_cli("bench", "offline", *flags, "--json")
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    assert len(runs) == 2
+    for run in runs:
+        assert (run["requests"], run["errors"], run["prompt_tokens"], run["output_tokens"]) == (6, 1, 15, 20)
+        assert run["output_tokens_per_s"] == pytest.approx(20 / run["elapsed_s"])
+
+
+def test_no_pass_at_all_is_refused() -> None:
+    done = run_cli("bench", "offline", "--model", "nowhere", "--requests", "nowhere", "--runs", "0")
+    assert (done.returncode, done.stderr) == (2, "chairlift bench: --runs is 0, but must be at least 1\n")

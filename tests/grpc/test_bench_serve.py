@@ -1,0 +1,134 @@
+"""`chairlift bench serve` against a toy server."""
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from service.bench.load import run_load
+from service.bench.timeline import UNFINISHED
+from service.commands import bench_serve
+from service.commands.bench_serve import measure
+from service.engine.settings import EngineSettings
+from service.errors import ConfigError
+from service.report.latency_limits import LatencyLimits
+from tests.doubles import VOCAB_SIZE, connected_toy, eventually, request_for, run_async
+from tests.unit.test_cli import run_cli
+
+
+def parse(*flags: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    bench_serve.add_arguments(parser)
+    return parser.parse_args(list(flags))
+
+
+def test_every_request_is_answered_and_counted_at_each_rate() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            flags = ["--target", f"127.0.0.1:{toy.port}", "--rates", "200,inf", "--num-requests", "20"]
+            flags += ["--prompts", "uniform:1:8", "--outputs", "fixed:6", "--vocab-size", str(VOCAB_SIZE)]
+            args = parse(*flags)
+            requests = bench_serve._feed(args).requests
+            reports = await measure(args, requests, [], LatencyLimits())
+            assert toy.served.scheduler.counters.num_submitted == 1 + 2 * 20  # a warm-up, and two runs
+        num_prompt_tokens = sum(len(request.token_ids.ids) for request in requests)
+        assert [report.rate for report in reports] == [200.0, float("inf")]
+        for report in reports:
+            assert report.requests == {"sent": 20, "completed": 20, "failed": 0, "unfinished": 0, "good": 20}
+            assert report.tokens == {"prompt": num_prompt_tokens, "output": 120}
+            assert 0 < report.latency_ms["ttft"]["mean"] <= report.latency_ms["e2el"]["mean"]
+        assert reports[1].peak["concurrency"] > 1
+
+    run_async(main())
+
+
+def test_load_is_open_a_full_server_does_not_hold_requests_back() -> None:
+    """No step ever begins, so no answer comes, and yet every request is sent when it is due."""
+
+    async def main() -> None:
+        async with connected_toy() as toy:
+            toy.served.executor.close_gate()
+            requests = [request_for() for _ in range(12)]
+            sending = asyncio.create_task(run_load(f"127.0.0.1:{toy.port}", requests, [0.0] * 12, max_seconds=60))
+            await eventually(lambda: toy.served.engine.num_open_streams == 12)
+            toy.served.executor.allow(float("inf"))
+            result = await sending
+        assert all(timeline.is_completed for timeline in result.timelines)
+
+    run_async(main())
+
+
+def test_refused_requests_fail_with_their_status() -> None:
+    async def main() -> None:
+        async with connected_toy(settings=EngineSettings(max_waiting_requests=1)) as toy:
+            toy.served.executor.close_gate()
+            seen = [(0, 0)]
+            load = run_load(
+                f"127.0.0.1:{toy.port}",
+                [request_for() for _ in range(4)],
+                [0.0] * 4,
+                max_seconds=60,
+                on_progress=lambda num_ended, num_running: seen.append((num_ended, num_running)),
+            )
+            sending = asyncio.create_task(load)
+            await eventually(lambda: seen[-1] == (3, 1))
+            toy.served.executor.allow(float("inf"))
+            result = await sending
+        assert sorted(timeline.error for timeline in result.timelines) == ["", *["RESOURCE_EXHAUSTED"] * 3]
+
+    run_async(main())
+
+
+def test_what_runs_when_time_is_up_is_cancelled_on_the_server_too() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            toy.served.executor.close_gate()
+            target = f"127.0.0.1:{toy.port}"
+            result = await run_load(target, [request_for(), request_for()], [0.0, 3600.0], max_seconds=0.3)
+            assert [timeline.error for timeline in result.timelines] == [UNFINISHED]
+            await eventually(lambda: toy.served.engine.num_open_streams == 0)
+
+    run_async(main())
+
+
+def test_trace_is_sent_in_the_order_of_its_arrivals(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [{"arrival_s": 0.2 - 0.1 * i, "prompt_token_ids": [i + 1], "max_tokens": 2} for i in range(3)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    feed = bench_serve._feed(parse("--requests", str(path), "--arrivals", "trace"))
+    assert [list(request.token_ids.ids) for request in feed.requests] == [[3], [2], [1]]
+    assert feed.arrival_s == pytest.approx([0.0, 0.1, 0.2])
+
+
+def test_file_of_requests_is_used_in_turn(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"prompt": "a", "max_tokens": 1}\n\n{"prompt": "b", "max_tokens": 1}\n')
+    feed = bench_serve._feed(parse("--requests", str(path), "--num-requests", "5"))
+    assert [request.text for request in feed.requests] == ["a", "b", "a", "b", "a"]
+    assert len(bench_serve._feed(parse("--requests", str(path))).requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "complaint"),
+    [
+        ("", [], "holds no request"),
+        ("x", [], r"requests\.jsonl:1: "),
+        ('{"prompt": "a", "colour": 1}', [], r"requests\.jsonl:1: colour"),
+        ('{"prompt": "a"}', ["--arrivals", "trace"], "needs arrival_s in every line"),
+        ('{"prompt": "a", "arrival_s": -1}', ["--arrivals", "trace"], "arrival_s is -1"),
+    ],
+)
+def test_file_that_cannot_be_sent_is_refused(text: str, flags: list[str], complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        bench_serve._feed(parse("--requests", str(path), *flags))
+
+
+def test_server_that_is_not_there_is_one_line_and_2() -> None:
+    done = run_cli("bench", "serve", "--target", "127.0.0.1:1", "--num-requests", "3")
+    assert done.returncode == 2
+    assert done.stderr.startswith("chairlift bench: 127.0.0.1:1: UNAVAILABLE: ")
+    assert len(done.stderr.splitlines()) == 1

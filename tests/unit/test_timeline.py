@@ -1,0 +1,97 @@
+"""The standard metrics of a load test, on a timeline short enough to compute by hand."""
+
+import json
+import math
+
+import pytest
+
+from service.bench.load import due_times_s
+from service.bench.load_report import html_report, json_report, text_report
+from service.bench.timeline import UNFINISHED, RequestTimeline, load_report
+from service.report.latency_limits import LatencyLimits
+from service.sim.arrivals import PoissonArrivals
+from tests.unit.pages import captions, parsed_page
+
+TIMELINES = [
+    # Three chunks with four tokens: TTFT 0.5, gaps 0.5 and 1.0, E2EL 2.0, TPOT 1.5 / 3.
+    RequestTimeline(10.0, [10.5, 11.0, 12.0], [1, 1, 2], prompt_tokens=7, output_tokens=4, end_s=12.25),
+    # One token: TTFT and E2EL 0.25, no gap, no TPOT.
+    RequestTimeline(11.0, [11.25], [1], prompt_tokens=3, output_tokens=1, end_s=11.5),
+    # Two chunks: TTFT 1.0, gap 0.25, E2EL 1.25, TPOT 0.25.
+    RequestTimeline(12.0, [13.0, 13.25], [1, 1], prompt_tokens=5, output_tokens=2, end_s=13.5),
+    RequestTimeline(12.0, end_s=12.5, error="RESOURCE_EXHAUSTED"),
+    RequestTimeline(13.0, [13.75], [1], end_s=14.0, error=UNFINISHED),
+]
+
+
+def test_metrics_are_those_of_the_definitions() -> None:
+    report = load_report("", 1.0, TIMELINES, LatencyLimits(ttft_ms=500, tpot_ms=500))
+    assert report.requests == {"sent": 5, "completed": 3, "failed": 1, "unfinished": 1, "good": 2}
+    assert report.errors == {"RESOURCE_EXHAUSTED": 1, UNFINISHED: 1}
+    assert report.duration_s == 4.0
+    assert report.tokens == {"prompt": 15, "output": 7}
+    assert report.throughput == {
+        "requests_per_s": 3 / 4,
+        "output_tokens_per_s": 7 / 4,
+        "total_tokens_per_s": 22 / 4,
+    }
+    assert report.goodput == {"requests_per_s": 2 / 4, "share": 2 / 5}
+    latency = report.latency_ms
+    assert latency["ttft"]["mean"] == pytest.approx((500 + 250 + 1000) / 3)
+    assert latency["ttft"]["median"] == pytest.approx(500)
+    assert latency["ttft"]["p90"] == pytest.approx(900)  # four fifths of the way from 500 to 1000
+    assert latency["ttft"]["max"] == pytest.approx(1000)
+    assert latency["tpot"]["mean"] == pytest.approx((500 + 250) / 2)
+    assert latency["tpot"]["std"] == pytest.approx(125)
+    assert latency["itl"]["mean"] == pytest.approx((500 + 1000 + 250) / 3)
+    assert latency["itl"]["p99"] == pytest.approx(990)
+    assert latency["e2el"]["mean"] == pytest.approx((2000 + 250 + 1250) / 3)
+
+
+def test_peaks_count_whole_seconds_and_calls_in_flight() -> None:
+    """Chunks by second from 10 on: one, two, one, three; tokens: 1, 2, 2, 3. At 12.0 three calls are in flight."""
+    report = load_report("", 1.0, TIMELINES, LatencyLimits())
+    assert report.peak == {"concurrency": 3.0, "output_tokens_per_s": 3.0, "output_chunks_per_s": 3.0}
+    assert report.series["output_tokens_per_s"] == [(0.5, 1.0), (1.5, 2.0), (2.5, 2.0), (3.5, 3.0)]
+
+
+def test_call_that_ends_well_without_a_token_has_failed() -> None:
+    report = load_report("", 1.0, [RequestTimeline(0.0, end_s=1.0)], LatencyLimits())
+    assert report.requests["failed"] == 1
+    assert report.errors == {"no token": 1}
+    assert report.latency_ms["ttft"]["p99"] == 0.0
+
+
+def test_calls_one_after_the_other_are_never_two_in_flight() -> None:
+    timelines = [RequestTimeline(float(i), [i + 0.5], [1], 1, 1, end_s=i + 1.0) for i in range(3)]
+    assert load_report("", 1.0, timelines, LatencyLimits()).peak["concurrency"] == 1
+
+
+def test_due_times_end_where_the_rate_says() -> None:
+    times = due_times_s(PoissonArrivals(4.0), 4.0, 100, seed=1)
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(25.0)
+    assert times == due_times_s(PoissonArrivals(4.0), 4.0, 100, seed=1)
+    assert due_times_s(None, math.inf, 3, seed=0) == [0.0, 0.0, 0.0]
+
+
+def test_reports_of_a_sweep_say_the_same_in_three_forms() -> None:
+    reports = [load_report("", rate, TIMELINES, LatencyLimits()) for rate in (1.0, math.inf)]
+    document = json.loads(json_report("command", reports))
+    assert [run["rate"] for run in document["runs"]] == [1.0, None]
+    assert document["runs"][0]["latency_ms"]["e2el"]["max"] == 2000
+    text = text_report(reports)
+    assert "1 requests/s: 3 of 5 completed, 1 failed, 1 unfinished in 4.00 s, 1 RESOURCE_EXHAUSTED" in text
+    root = parsed_page(html_report("chairlift bench serve", reports, LatencyLimits(ttft_ms=1)))
+    assert captions(root) == [
+        "TTFT p99",
+        "TPOT p99",
+        "E2EL p99",
+        "E2EL median",
+        "Requests in flight",
+        "Output tokens",
+        "Time to first token",
+        "Time per output token",
+        "Inter-token latency",
+        "End-to-end latency",
+    ]
