@@ -62,6 +62,11 @@ class BatchState:
         """Rows there are."""
         return len(self.seq_ids)
 
+    def row_of(self, seq_id: int) -> int | None:
+        """The row of a sequence, None when it has none. Searches all rows: for events, not for every step."""
+        found = np.flatnonzero(self.seq_ids[: self.num_rows] == seq_id)
+        return int(found[0]) if len(found) else None
+
     def blocks_of(self, rows: Int32Array) -> Int32Array:
         """The blocks of `rows`, one row's after the other's, each in token order. Returns a new int32[num_blocks]."""
         counts = self.num_blocks[rows]

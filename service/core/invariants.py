@@ -30,10 +30,11 @@ def violations(snapshot: SchedulerSnapshot) -> list[str]:
 def every_sequence_is_somewhere(snapshot: SchedulerSnapshot) -> Iterator[str]:
     """INV-1: submitted = waiting + running + preempted + finished, and no sequence is in two places."""
     counters = snapshot.counters
-    seq_ids = [row.seq_id for row in snapshot.rows] + [queued.seq_id for queued in snapshot.queue]
+    seq_ids = [row.seq_id for row in snapshot.rows]
+    seq_ids += [queued.seq_id for queued in snapshot.queue + snapshot.forks]
     num_preempted = sum(queued.is_preempted for queued in snapshot.queue)
     counted = (counters.num_running, counters.num_preempted, counters.num_waiting)
-    actual = (len(snapshot.rows), num_preempted, len(snapshot.queue) - num_preempted)
+    actual = (len(snapshot.rows), num_preempted, len(snapshot.queue) + len(snapshot.forks) - num_preempted)
     if counted != actual:
         yield f"INV-1: (running, preempted, waiting) counted as {counted}, but are {actual}"
     if counters.num_submitted != sum(actual) + counters.num_finished:

@@ -1,8 +1,13 @@
 """The plan of one step: a pure message from the scheduler to an executor."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
 
 from service.core.types import BoolArray, Int32Array
+
+NO_COPIES: Final[Int32Array] = np.empty((0, 2), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,8 @@ class StepPlan:
     samples: BoolArray  # [num_rows]
     num_decode_rows: int
     num_tokens: int  # sum of num_scheduled
+    # [num_copies, 2] (source, target): what the source block holds is copied to the target before the forward pass
+    block_copies: Int32Array = field(default_factory=lambda: NO_COPIES)
 
     @property
     def is_decode_only(self) -> bool:

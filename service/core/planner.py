@@ -94,7 +94,7 @@ class Planner:
         if not chunks.rows:
             count = len(decode_rows)
             return StepPlan(step_id, decode_rows, self._ones[:count], self._trues[:count], count, count)
-        return self._mixed_plan(step_id, decode_rows, chunks)
+        return self._mixed_plan(step_id, decode_rows, chunks, reservation.block_copies)
 
     def _grow_decode_rows(self, reservation: Reservation) -> None:
         batch = self._batch
@@ -149,7 +149,9 @@ class Planner:
             num_spare_blocks -= hit.num_needed_blocks
             chunks.revive(hit.num_revived_blocks)
             row = reservation.admit(sequence, hit, passed)
-            chunks.add(row, sequence.num_tokens - hit.num_tokens, 0)
+            # What is copied takes slots of the first new block.
+            num_slots = len(hit.blocks) * self._config.block_size - hit.num_tokens
+            chunks.add(row, sequence.num_tokens - hit.num_tokens, num_slots)
 
     def _next_admission(self, max_blocks: int) -> tuple[Sequence, PrefixHit, list[Sequence]] | None:
         """The first sequence of the queue that `max_blocks` suffice for, its prefix, and those that it passes.
@@ -169,7 +171,7 @@ class Planner:
                 passed.append(sequence)
         return None
 
-    def _mixed_plan(self, step_id: int, decode_rows: Int32Array, chunks: _Chunks) -> StepPlan:
+    def _mixed_plan(self, step_id: int, decode_rows: Int32Array, chunks: _Chunks, block_copies: Int32Array) -> StepPlan:
         batch, num_decode_rows = self._batch, len(decode_rows)
         rows, counts = np.array(chunks.rows, np.int32), np.array(chunks.num_tokens, np.int32)
         samples = batch.num_computed_tokens[rows] + counts == batch.num_tokens[rows]
@@ -184,4 +186,5 @@ class Planner:
             np.concatenate([self._trues[:num_decode_rows], samples[order]]),
             num_decode_rows + int(np.count_nonzero(is_single)),
             int(num_scheduled.sum()),
+            block_copies,
         )

@@ -11,7 +11,7 @@ from service.core.block_hash import extend_digests, token_bytes
 from service.core.block_pool import BlockPool
 from service.core.prefix_cache import Chain
 from service.core.scheduler_config import SchedulerConfig
-from service.core.sequence import Sequence
+from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import NULL_BLOCK, Int32Array
 
 _NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
@@ -19,12 +19,14 @@ _NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
-    """What of a queued sequence is cached, and what it still needs."""
+    """What of a queued sequence is there already, and what it still needs."""
 
     blocks: Int32Array  # [num_hit_blocks]
-    num_tokens: int  # that they hold
+    num_tokens: int  # that they hold, and the copied block
     num_revived_blocks: int  # of them, evictable as long as nobody holds them
     num_needed_blocks: int  # free ones that go to the sequence: revived ones, and new ones for its other known tokens
+    num_published_blocks: int  # of `blocks`, cached
+    copied_block: int = NULL_BLOCK  # what the first new block is to begin with, if any
 
 
 class Prefixes:
@@ -46,18 +48,43 @@ class Prefixes:
         self._sequences = sequences
 
     def find(self, sequence: Sequence) -> PrefixHit:
-        """The longest cached prefix of a queued sequence.
+        """The prompt of the sequence that this one is a fork of, or else the longest cached prefix.
 
         The last token is always recomputed: a full hit would leave no logits to sample from.
         """
+        leader = sequence.request.fork_of
+        if leader is not None and sequence.status is SequenceStatus.WAITING:
+            fork = self._fork(sequence, leader)
+            if fork is not None:
+                return fork
         num_blocks = -(-sequence.num_tokens // self._block_size)
         if not self._is_on:
-            return PrefixHit(_NO_BLOCKS, 0, 0, num_blocks)
+            return PrefixHit(_NO_BLOCKS, 0, 0, num_blocks, 0)
         extend_digests(sequence.block_digests, sequence.root, sequence.token_ids, self._block_size)
         max_hit_blocks = (sequence.num_tokens - 1) // self._block_size
         blocks = self._pool.cache.match(sequence.block_digests[:max_hit_blocks])
         num_held = int(np.count_nonzero(self._pool.ref_counts[blocks]))
-        return PrefixHit(blocks, len(blocks) * self._block_size, len(blocks) - num_held, num_blocks - num_held)
+        num_hit = len(blocks)
+        return PrefixHit(blocks, num_hit * self._block_size, num_hit - num_held, num_blocks - num_held, num_hit)
+
+    def _fork(self, sequence: Sequence, leader: int) -> PrefixHit | None:
+        """All but the last token of a prompt that is in another row's blocks. None when it is not, or not yet.
+
+        The block of the last token is written to: a fork gets a copy of what comes before it there.
+        """
+        batch, row = self._batch, self._batch.row_of(leader)
+        if row is None or batch.num_computed_tokens[row] < sequence.num_tokens:
+            return None
+        num_blocks, num_copied = divmod(sequence.num_tokens - 1, self._block_size)
+        table = batch.block_table[row]
+        return PrefixHit(
+            blocks=table[:num_blocks].copy(),
+            num_tokens=sequence.num_tokens - 1,
+            num_revived_blocks=0,
+            num_needed_blocks=1,
+            num_published_blocks=min(num_blocks, int(batch.num_published_blocks[row])),
+            copied_block=int(table[num_blocks]) if num_copied else NULL_BLOCK,
+        )
 
     def publish_prompts(self, rows: Int32Array) -> None:
         """Publish the computed blocks of `rows` whose digests are known: those of prompts."""

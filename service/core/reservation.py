@@ -6,6 +6,7 @@ import numpy as np
 
 from service.core.batch_state import BatchState
 from service.core.block_pool import BlockPool
+from service.core.plan import NO_COPIES
 from service.core.prefixes import Prefixes, PrefixHit
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import NULL_BLOCK, BoolArray, Int32Array
@@ -43,11 +44,6 @@ class Admission:
     passed: list[Sequence]
     num_cached_tokens: int
 
-    @property
-    def num_recomputed_tokens(self) -> int:
-        """Tokens that it had computed before it was preempted, and must compute again."""
-        return max(0, self.sequence.num_computed_tokens - self.num_cached_tokens)
-
 
 class Reservation:
     """The changes of one plan to batch, pool and queue, in order. Owned by the Scheduler, lives from plan to commit.
@@ -64,6 +60,7 @@ class Reservation:
         self._prefixes = prefixes
         self._changes: list[_Growth | _Preemption | Admission] = []
         self._taken: list[Int32Array] = []
+        self._copies: list[tuple[int, int, int]] = []  # (source block, row, column of the target block)
         pool.begin()
 
     @property
@@ -75,6 +72,14 @@ class Reservation:
     def admissions(self) -> list[Admission]:
         """The admissions, in order."""
         return [change for change in self._changes if isinstance(change, Admission)]
+
+    @property
+    def block_copies(self) -> Int32Array:
+        """`StepPlan.block_copies`, once the target blocks are there."""
+        if not self._copies:
+            return NO_COPIES
+        sources, rows, columns = np.array(self._copies, np.int32).T
+        return np.stack([sources, self._batch.block_table[rows, columns]], axis=1)
 
     def is_kept(self, num_rows: int) -> BoolArray:
         """Which of the first `num_rows` rows have not been preempted: bool[num_rows]."""
@@ -117,7 +122,7 @@ class Reservation:
     def admit(self, sequence: Sequence, hit: PrefixHit, passed: list[Sequence]) -> int:
         """Move a sequence of the queue to a new row, past those that go before it. Returns the row.
 
-        The row begins with the blocks of `hit`, and no others.
+        The row begins with the blocks of `hit`, and no others; one that it is to copy is in `copies`.
         """
         batch, num_blocks = self._batch, len(hit.blocks)
         self._queue.admit(sequence)
@@ -129,7 +134,10 @@ class Reservation:
         row = batch.add_row(sequence.request, sequence.token_ids, sequence.rank, sequence.tenant_slot)
         self._pool.hold(hit.blocks)
         batch.block_table[row, :num_blocks] = hit.blocks
-        batch.num_blocks[row] = batch.num_published_blocks[row] = num_blocks
+        batch.num_blocks[row] = num_blocks
+        batch.num_published_blocks[row] = hit.num_published_blocks
+        if hit.copied_block != NULL_BLOCK:
+            self._copies.append((hit.copied_block, row, num_blocks))
         batch.num_computed_tokens[row] = hit.num_tokens
         return row
 

@@ -1,6 +1,6 @@
 """The scheduler: a pure state machine that decides what each step computes."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from service.core.block_hash import tenant_root
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget, TokenRate
 from service.core.deadlines import Deadlines
+from service.core.forks import Forks
 from service.core.ordering import create_policy
 from service.core.plan import StepPlan
 from service.core.planner import Planner
@@ -20,6 +21,7 @@ from service.core.sequence import Sequence, SequenceStatus
 from service.core.snapshot import SchedulerCounters, SchedulerSnapshot, take_snapshot
 from service.core.step_time import StepLoad, StepTimeModel, load_of
 from service.core.stop import finish_reasons
+from service.core.totals import Totals
 from service.core.types import (
     BoolArray,
     FinishReason,
@@ -60,19 +62,15 @@ class Scheduler:
         self._queue = WaitingQueue(self._policy)
         budget = ChunkBudget(config.max_num_batched_tokens, config.max_chunk_tokens)
         self._sequences: dict[int, Sequence] = {}  # every live sequence
+        self._forks = Forks()
         self._prefixes = Prefixes(config, self._batch, self._pool, self._sequences)
         state, parts = (self._batch, self._pool, self._queue), (self._policy, self._prefixes)
         self._planner = Planner(config, state, parts, budget)
         self._flight: _Flight | None = None
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
         self._num_steps = 0
-        self._num_submitted = 0
-        self._num_finished = 0
-        self._num_preemptions = 0
-        self._num_recomputed_tokens = 0
-        self._num_queried_tokens = 0
-        self._num_hit_tokens = 0
         self._deadlines = Deadlines()
+        self._totals = Totals()
         self._rate = TokenRate()
         self._step_time = StepTimeModel()
         self._last_step: tuple[StepLoad, int] | None = None  # with its start: a step whose time is not known yet
@@ -91,16 +89,11 @@ class Scheduler:
     def counters(self) -> SchedulerCounters:
         """Sizes and totals, for metrics. Cheap."""
         return SchedulerCounters(
-            num_submitted=self._num_submitted,
-            num_waiting=len(self._queue) - self._queue.num_preempted,
+            **asdict(self._totals),
+            num_waiting=len(self._queue) - self._queue.num_preempted + len(self._forks),
             num_preempted=self._queue.num_preempted,
             num_running=self._batch.num_rows,
-            num_finished=self._num_finished,
-            num_preemptions=self._num_preemptions,
-            num_recomputed_tokens=self._num_recomputed_tokens,
             num_waiting_tokens=self._queue.num_tokens,
-            num_queried_tokens=self._num_queried_tokens,
-            num_hit_tokens=self._num_hit_tokens,
             num_free_blocks=self._pool.num_free,
             num_evictable_blocks=self._pool.num_evictable,
             num_blocks=self._pool.num_blocks,
@@ -125,8 +118,8 @@ class Scheduler:
             block_digests=list(request.block_digests),
         )
         self._sequences[request.seq_id] = sequence
-        self._queue.push(sequence)
-        self._num_submitted += 1
+        (self._forks if self._awaits_output(request.fork_of) else self._queue).push(sequence)
+        self._totals.num_submitted += 1
         if request.deadline_ns is not None:
             self._deadlines.add(request.deadline_ns, request.seq_id, FinishReason.DEADLINE)
         if self.config.max_queue_wait_ns:
@@ -161,6 +154,9 @@ class Scheduler:
             return False
         if seq_id in self._queue:
             self._queue.remove(seq_id)
+            self._forget(seq_id)
+        elif seq_id in self._forks:
+            self._forks.remove(seq_id)
             self._forget(seq_id)
         elif self._flight is not None:
             self._cancelled_in_flight[seq_id] = None
@@ -205,7 +201,10 @@ class Scheduler:
         reasons = finish_reasons(batch, rows, result.token_ids, self.config.max_kv_tokens)
         reasons[result.failed] = FinishReason.ERROR
         delta = self._delta(flight, batch.seq_ids[rows].copy(), reasons, result)
-        self._count_admissions(flight.reservation)
+        if self._forks:
+            leaders = np.array(self._forks.leaders)
+            for leader in leaders[np.isin(leaders, batch.seq_ids[rows])].tolist():
+                self._release_forks(leader)
         # What a failed sequence computed is not to be trusted, so nothing more of it is published.
         self._prefixes.publish_all(sampled_rows[(reasons != FinishReason.NONE) & (reasons != FinishReason.ERROR)])
         self._settle(flight, sampled_rows[reasons != FinishReason.NONE])
@@ -236,7 +235,7 @@ class Scheduler:
         """A deep copy of the state, comparable with ==. For tests and post-mortems: it costs time per token."""
         return take_snapshot(
             self.config,
-            (self._batch, self._pool, self._queue),
+            (self._batch, self._pool, self._queue, self._forks),
             counters=self.counters,
             policy_counters=self._policy.counters(),
             plan=self._flight.plan if self._flight is not None else None,
@@ -257,19 +256,8 @@ class Scheduler:
             wanted = np.flatnonzero(~np.isin(seq_ids, list(self._cancelled_in_flight)))
             seq_ids, token_ids, reasons = seq_ids[wanted], token_ids[wanted], reasons[wanted]
             logprobs = {new: logprobs[old] for new, old in enumerate(wanted.tolist()) if old in logprobs}
-        cached = {
-            admission.sequence.seq_id: admission.num_cached_tokens
-            for admission in flight.reservation.admissions
-            if admission.status is SequenceStatus.WAITING and admission.num_cached_tokens
-        }
+        cached = self._totals.count_admissions(flight.reservation.admissions)
         return StepDelta(flight.plan.step_id, seq_ids, token_ids, reasons, logprobs, cached)
-
-    def _count_admissions(self, reservation: Reservation) -> None:
-        for admission in reservation.admissions:
-            self._num_recomputed_tokens += admission.num_recomputed_tokens
-            if admission.status is SequenceStatus.WAITING:
-                self._num_queried_tokens += admission.sequence.num_tokens
-                self._num_hit_tokens += admission.num_cached_tokens
 
     def _settle(self, flight: _Flight, finished_rows: Int32Array) -> None:
         """Remove the rows that ended in this step, requeue the preempted ones, and put the rest in order."""
@@ -289,7 +277,7 @@ class Scheduler:
             if keep[row]:
                 self._requeue(row, num_computed_tokens)
                 keep[row] = False
-        self._num_preemptions += len(preempted)
+        self._totals.num_preemptions += len(preempted)
         batch.arrange(keep)
 
     def _end_rows(self, keep: BoolArray) -> None:
@@ -318,7 +306,21 @@ class Scheduler:
 
     def _forget(self, seq_id: int) -> None:
         self._policy.leave(self._sequences.pop(seq_id))
-        self._num_finished += 1
+        self._totals.num_finished += 1
+        self._release_forks(seq_id)
+
+    def _awaits_output(self, seq_id: int | None) -> bool:
+        """True when there is such a sequence, live and without a token of output."""
+        sequence = None if seq_id is None else self._sequences.get(seq_id)
+        if seq_id is None or sequence is None:
+            return False
+        row = self._batch.row_of(seq_id)
+        num_tokens = sequence.num_tokens if row is None else int(self._batch.num_tokens[row])
+        return num_tokens == len(sequence.request.prompt_token_ids)
+
+    def _release_forks(self, leader: int) -> None:
+        for sequence in self._forks.pop(leader):
+            self._queue.push(sequence)
 
 
 def _as_slice(rows: Int32Array) -> Rows:

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from service.core.batch_state import BatchState
 from service.core.block_pool import BlockPool
+from service.core.forks import Forks
 from service.core.plan import StepPlan
 from service.core.scheduler_config import SchedulerConfig
-from service.core.sequence import SequenceStatus
+from service.core.sequence import Sequence, SequenceStatus
 from service.core.waiting_queue import WaitingQueue
 
 
@@ -64,6 +65,7 @@ class PlanSnapshot:
     samples: tuple[bool, ...]
     num_decode_rows: int
     num_tokens: int
+    block_copies: tuple[tuple[int, int], ...]  # (source, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class SchedulerSnapshot:
     rows: tuple[RowSnapshot, ...]  # in row order
     num_decode_rows: int
     queue: tuple[QueuedSnapshot, ...]  # next one first
+    forks: tuple[QueuedSnapshot, ...]  # that wait for the prompt they share
     blank_blocks: tuple[int, ...]  # in stack order
     evictable_blocks: tuple[int, ...]  # the next one to be evicted first
     cached_blocks: tuple[tuple[int, bytes, int], ...]  # (block, digest, parent), by block
@@ -86,7 +89,7 @@ class SchedulerSnapshot:
 
 def take_snapshot(
     config: SchedulerConfig,
-    state: tuple[BatchState, BlockPool, WaitingQueue],
+    state: tuple[BatchState, BlockPool, WaitingQueue, Forks],
     *,
     counters: SchedulerCounters,
     policy_counters: tuple[tuple[str, float], ...],
@@ -94,23 +97,14 @@ def take_snapshot(
     cancelled_in_flight: tuple[int, ...],
 ) -> SchedulerSnapshot:
     """Copy the state of a scheduler's parts."""
-    batch, pool, queue = state
+    batch, pool, queue, forks = state
     return SchedulerSnapshot(
         config=config,
         counters=counters,
         rows=tuple(_row_snapshot(batch, row) for row in range(batch.num_rows)),
         num_decode_rows=batch.num_decode_rows,
-        queue=tuple(
-            QueuedSnapshot(
-                sequence.seq_id,
-                sequence.rank,
-                tuple(sequence.token_ids.tolist()),
-                sequence.num_preemptions,
-                sequence.num_skips,
-                sequence.status is SequenceStatus.PREEMPTED,
-            )
-            for sequence in queue.in_order()
-        ),
+        queue=tuple(_queued_snapshot(sequence) for sequence in queue.in_order()),
+        forks=tuple(_queued_snapshot(sequence) for sequence in forks.in_order()),
         blank_blocks=tuple(pool.blank_blocks().tolist()),
         evictable_blocks=tuple(pool.evictable_blocks().tolist()),
         cached_blocks=pool.cache.entries(),
@@ -133,6 +127,17 @@ def _row_snapshot(batch: BatchState, row: int) -> RowSnapshot:
     )
 
 
+def _queued_snapshot(sequence: Sequence) -> QueuedSnapshot:
+    return QueuedSnapshot(
+        sequence.seq_id,
+        sequence.rank,
+        tuple(sequence.token_ids.tolist()),
+        sequence.num_preemptions,
+        sequence.num_skips,
+        sequence.status is SequenceStatus.PREEMPTED,
+    )
+
+
 def _plan_snapshot(plan: StepPlan) -> PlanSnapshot:
     return PlanSnapshot(
         step_id=plan.step_id,
@@ -141,4 +146,5 @@ def _plan_snapshot(plan: StepPlan) -> PlanSnapshot:
         samples=tuple(plan.samples.tolist()),
         num_decode_rows=plan.num_decode_rows,
         num_tokens=plan.num_tokens,
+        block_copies=tuple((source, target) for source, target in plan.block_copies.tolist()),
     )

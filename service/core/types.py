@@ -64,6 +64,7 @@ class Request:
     cache_root: bytes = b""
     block_digests: tuple[bytes, ...] = ()  # of the prompt's full blocks; what is missing is computed when needed
     deadline_ns: int | None = None  # when the whole answer is of no use any more, by the clock of `arrival_ns`
+    fork_of: int | None = None  # the sequence with the same prompt, submitted before, whose blocks it shares
 
 
 @dataclass(frozen=True, slots=True)

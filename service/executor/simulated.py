@@ -49,6 +49,8 @@ class SimulatedExecutor:
 
     def dispatch(self, plan: StepPlan, batch: BatchState) -> "SimulatedStep":
         """Write the step's tokens into their slots and choose the next ones."""
+        sources, targets = plan.block_copies.T
+        self._slots[targets] = self._slots[sources]
         starts = batch.num_computed_tokens[plan.rows]
         for row, start, count in zip(plan.rows.tolist(), starts.tolist(), plan.num_scheduled.tolist(), strict=True):
             self._compute(batch, row, start, start + count)

@@ -7,6 +7,7 @@ changes what is generated; and what is generated must equal what each sequence y
 
 import copy
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,8 +29,8 @@ VOCAB_SIZE = 31
 EOS_TOKEN_ID = 0
 
 
-def next_token(history: list[int]) -> int:
-    return zlib.crc32(np.asarray(history, np.int32).tobytes()) % VOCAB_SIZE
+def next_token(history: list[int], seed: int) -> int:
+    return zlib.crc32(np.asarray([*history, seed], np.int32).tobytes()) % VOCAB_SIZE
 
 
 def tokens_alone(request: Request, config: SchedulerConfig) -> tuple[list[int], FinishReason]:
@@ -39,7 +40,7 @@ def tokens_alone(request: Request, config: SchedulerConfig) -> tuple[list[int], 
     stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(request.eos_token_ids))
     output: list[int] = []
     while True:
-        output.append(next_token(history))
+        output.append(next_token(history, sampling.seed))
         history.append(output[-1])
         if output[-1] in stops and len(output) > sampling.min_tokens:
             return output, FinishReason.STOP
@@ -55,9 +56,12 @@ class ToyExecutor:
     def __init__(self, config: SchedulerConfig) -> None:
         self.block_size = config.block_size
         self.slots = np.full((config.num_blocks * config.block_size, 2), -1, np.int64)
+        self._blocks = self.slots.reshape(config.num_blocks, config.block_size, 2)
 
     def run(self, plan: StepPlan, batch: BatchState) -> StepResult:
         token_ids = []
+        for source, target in plan.block_copies.tolist():
+            self._blocks[target] = self._blocks[source]
         for row, count, samples in zip(plan.rows, plan.num_scheduled, plan.samples, strict=True):
             start = batch.num_computed_tokens[row]
             positions = np.arange(start + count)
@@ -68,7 +72,7 @@ class ToyExecutor:
             self.slots[slots[start:], 1] = positions[start:]
             assert self.slots[slots, 1].tolist() == positions.tolist()
             if samples:
-                token_ids.append(next_token(self.slots[slots, 0].tolist()))
+                token_ids.append(next_token(self.slots[slots, 0].tolist(), int(batch.seed[row])))
         logprobs = {
             index: TokenLogprobs(float(token_id), np.zeros(0, np.int32), np.zeros(0, np.float32))
             for index, token_id in enumerate(token_ids)
@@ -154,8 +158,24 @@ class SchedulerMachine(DeadlineRules):
     def _history(self, seq_id: int) -> list[int]:
         return self.requests[seq_id].prompt_token_ids.tolist() + self.outputs[seq_id]
 
+    @rule(prompt=prompts(), sampling=sampling_params(), tenant=tenants, num_samples=st.integers(2, 4))
+    def add_samples(self, prompt: list[int], sampling: SamplingParams, tenant: str, num_samples: int) -> None:
+        """Parallel samples of one prompt, each with a seed of its own."""
+        leader = len(self.outputs) + 100
+        self.add(prompt, sampling, tenant)
+        if leader in self.outputs:
+            for seed in range(1, num_samples):
+                self.add(prompt, replace(sampling, seed=seed), tenant, fork_of=leader)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), sampling=sampling_params())
+    def add_late_sample(self, data: st.DataObject, sampling: SamplingParams) -> None:
+        leader = self.requests[data.draw(st.sampled_from(sorted(self.requests)))]
+        prompt = leader.prompt_token_ids.tolist()
+        self.add(prompt, replace(sampling, seed=9), leader.tenant, fork_of=leader.seq_id)
+
     @rule(prompt=prompts(), sampling=sampling_params(), tenant=tenants)
-    def add(self, prompt: list[int], sampling: SamplingParams, tenant: str) -> None:
+    def add(self, prompt: list[int], sampling: SamplingParams, tenant: str, fork_of: int | None = None) -> None:
         seq_id = len(self.outputs) + 100
         arrival_ns, priority = seq_id * AGING_NS // 2, seq_id * 7 % 5
         deadline_ns = deadline_of(seq_id, arrival_ns)
@@ -168,6 +188,7 @@ class SchedulerMachine(DeadlineRules):
             arrival_ns,
             priority=priority,
             deadline_ns=deadline_ns,
+            fork_of=fork_of,
         )
         config, queue = self.config, self.scheduler.snapshot().queue
         waiting_tokens = sum(len(queued.token_ids) for queued in queue)
@@ -248,8 +269,10 @@ class SchedulerMachine(DeadlineRules):
                 assert (self.outputs[seq_id], self.reasons[seq_id]) == expected
 
     def _check_hit(self, request: Request, num_cached: int) -> None:
-        """A hit is whole blocks of what another sequence of the same tenant has had."""
+        """A hit is whole blocks of what another sequence of the same tenant has had, or a prompt but for one token."""
         prompt = request.prompt_token_ids.tolist()
+        if request.fork_of is not None and num_cached == len(prompt) - 1:
+            return
         assert num_cached % self.config.block_size == 0 and 0 < num_cached < len(prompt)
         others = [other for other in self.requests.values() if other is not request and other.tenant == request.tenant]
         assert any(self._history(other.seq_id)[:num_cached] == prompt[:num_cached] for other in others)
@@ -349,7 +372,7 @@ def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int, 
                 before = machine.requests[int(rng.choice(list(machine.requests)[-4:]))]
                 prompt, tenant = machine._history(before.seq_id)[:14] + prompt[:2], before.tenant
             sampling = SamplingParams(int(rng.integers(1, 25)), stop_token_ids=(int(rng.integers(1, 31)),))
-            machine.add(prompt, sampling, tenant)
+            machine.add_samples(prompt, sampling, tenant, int(rng.integers(1, 4)))
         machine.plan()
         if rng.random() < 0.05:
             machine._cancel(int(rng.choice(list(machine.requests))))

@@ -1,0 +1,32 @@
+"""What the scheduler counts from the start on."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from service.core.reservation import Admission
+from service.core.sequence import SequenceStatus
+
+
+@dataclass(slots=True)
+class Totals:
+    """Owned by the Scheduler. Meanings: SchedulerCounters."""
+
+    num_submitted: int = 0
+    num_finished: int = 0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
+
+    def count_admissions(self, admissions: Iterable[Admission]) -> dict[int, int]:
+        """Count what a committed step has admitted. Returns `StepDelta.cached_prompt_tokens`."""
+        cached: dict[int, int] = {}
+        for admission in admissions:
+            sequence = admission.sequence
+            self.num_recomputed_tokens += max(0, sequence.num_computed_tokens - admission.num_cached_tokens)
+            if admission.status is SequenceStatus.WAITING:
+                self.num_queried_tokens += sequence.num_tokens
+                self.num_hit_tokens += admission.num_cached_tokens
+                if admission.num_cached_tokens:
+                    cached[sequence.seq_id] = admission.num_cached_tokens
+        return cached
