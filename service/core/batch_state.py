@@ -119,11 +119,9 @@ class BatchState:
     def arrange(self, keep: BoolArray) -> None:
         """Drop the rows outside `keep`, bool[num_rows], and bring the rows with one token left to the front."""
         num_old_rows = self.num_rows
-        left = self.num_tokens[:num_old_rows] - self.num_computed_tokens[:num_old_rows]
-        is_decode = keep & (left == 1)
-        is_chunk = keep & (left != 1)
-        split = int(np.count_nonzero(is_decode))
-        end = split + int(np.count_nonzero(is_chunk))
+        is_decode = keep & (self.num_tokens[:num_old_rows] - self.num_computed_tokens[:num_old_rows] == 1)
+        is_chunk = keep ^ is_decode
+        split, end = int(np.count_nonzero(is_decode)), int(np.count_nonzero(keep))
         # As many decode rows sit behind the split as seats before it are wrong, and likewise for the rest.
         seats = np.concatenate([np.flatnonzero(~is_decode[:split]), split + np.flatnonzero(~is_chunk[split:end])])
         movers = np.concatenate(
@@ -146,8 +144,8 @@ class BatchState:
         for column in self._columns():
             column[targets] = column[sources]
         self.stop_token_ids[:, targets] = self.stop_token_ids[:, sources]
-        moved = [(self.sampling[row], self.eos_token_ids[row]) for row in sources]
-        for target, (sampling, eos_token_ids) in zip(targets, moved, strict=True):
+        moved = [(self.sampling[row], self.eos_token_ids[row]) for row in sources.tolist()]
+        for target, (sampling, eos_token_ids) in zip(targets.tolist(), moved, strict=True):
             self.sampling[target] = sampling
             self.eos_token_ids[target] = eos_token_ids
 

@@ -61,6 +61,7 @@ class Scheduler:
         self._policy = create_policy(config.ordering)
         self._queue = WaitingQueue(self._policy)
         budget = ChunkBudget(config.max_num_batched_tokens, config.max_chunk_tokens)
+        self._first_rows: Int32Array = np.arange(config.max_num_seqs, dtype=np.int32)
         self._sequences: dict[int, Sequence] = {}  # every live sequence
         self._forks = Forks()
         self._prefixes = Prefixes(config, self._batch, self._pool, self._sequences)
@@ -189,13 +190,16 @@ class Scheduler:
         """
         flight = self._landed(plan)
         flight.reservation.accept()
-        sampled_rows = plan.rows[plan.samples]
-        assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
         batch, load = self._batch, load_of(plan, self._batch)
-        batch.num_computed_tokens[_as_slice(plan.rows)] += plan.num_scheduled
+        computed, has_silent_rows = self._as_slice(plan.rows), not plan.samples.all()
+        sampled_rows = plan.rows[plan.samples] if has_silent_rows else plan.rows
+        rows = self._as_slice(sampled_rows) if has_silent_rows else computed
+        assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
+        batch.num_computed_tokens[computed] += plan.num_scheduled
         if batch.num_decode_rows < batch.num_rows:
-            self._prefixes.publish_prompts(plan.rows[plan.rows >= batch.num_decode_rows])
-        rows = _as_slice(sampled_rows)
+            # Rows behind the decode rows come last in a plan.
+            num_decode_rows = int(np.count_nonzero(plan.rows < batch.num_decode_rows))
+            self._prefixes.publish_prompts(plan.rows[num_decode_rows:])
         batch.append_tokens(rows, result.token_ids)
         self._policy.commit(batch, rows)
         reasons = finish_reasons(batch, rows, result.token_ids, self.config.max_kv_tokens)
@@ -206,8 +210,9 @@ class Scheduler:
             for leader in leaders[np.isin(leaders, batch.seq_ids[rows])].tolist():
                 self._release_forks(leader)
         # What a failed sequence computed is not to be trusted, so nothing more of it is published.
-        self._prefixes.publish_all(sampled_rows[(reasons != FinishReason.NONE) & (reasons != FinishReason.ERROR)])
-        self._settle(flight, sampled_rows[reasons != FinishReason.NONE])
+        finished = np.flatnonzero(reasons)
+        self._prefixes.publish_all(sampled_rows[finished[reasons[finished] != FinishReason.ERROR]])
+        self._settle(flight, sampled_rows[finished])
         self._num_steps += 1
         self._last_step = (load, flight.started_ns) if self.has_work else None
         return delta
@@ -258,6 +263,13 @@ class Scheduler:
             logprobs = {new: logprobs[old] for new, old in enumerate(wanted.tolist()) if old in logprobs}
         cached = self._totals.count_admissions(flight.reservation.admissions)
         return StepDelta(flight.plan.step_id, seq_ids, token_ids, reasons, logprobs, cached)
+
+    def _as_slice(self, rows: Int32Array) -> Rows:
+        """`rows` as a slice when they are 0, 1, 2, ...: the steady state of decoding."""
+        num_rows = len(rows)
+        if num_rows and rows[-1] == num_rows - 1 and (rows == self._first_rows[:num_rows]).all():
+            return slice(0, num_rows)
+        return rows
 
     def _settle(self, flight: _Flight, finished_rows: Int32Array) -> None:
         """Remove the rows that ended in this step, requeue the preempted ones, and put the rest in order."""
@@ -321,11 +333,3 @@ class Scheduler:
     def _release_forks(self, leader: int) -> None:
         for sequence in self._forks.pop(leader):
             self._queue.push(sequence)
-
-
-def _as_slice(rows: Int32Array) -> Rows:
-    """`rows` as a slice when they are 0, 1, 2, ...: the steady state of decoding."""
-    num_rows = len(rows)
-    if num_rows and rows[-1] == num_rows - 1 and (np.diff(rows) == 1).all():
-        return slice(0, num_rows)
-    return rows

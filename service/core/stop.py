@@ -3,7 +3,13 @@
 import numpy as np
 
 from service.core.batch_state import BatchState, Rows
-from service.core.types import FinishReason, Int8Array, Int32Array
+from service.core.types import BoolArray, FinishReason, Int8Array, Int32Array
+
+# Looking a member up in an enum takes longer than comparing a thousand rows.
+_NONE, _STOP, _LENGTH, _UNSERVICEABLE = (
+    np.int8(reason)
+    for reason in (FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH, FinishReason.UNSERVICEABLE)
+)
 
 
 def finish_reasons(batch: BatchState, rows: Rows, token_ids: Int32Array, max_kv_tokens: int) -> Int8Array:
@@ -14,9 +20,13 @@ def finish_reasons(batch: BatchState, rows: Rows, token_ids: Int32Array, max_kv_
     that the KV buffer holds, so that the sequence could not go on even alone. Returns int8[num_sampled].
     """
     num_tokens = batch.num_tokens[rows]
-    reasons = np.full(len(token_ids), FinishReason.NONE, np.int8)
-    reasons[num_tokens > max_kv_tokens] = FinishReason.UNSERVICEABLE
-    reasons[num_tokens >= batch.max_num_tokens[rows]] = FinishReason.LENGTH
-    is_stop_token = (batch.stop_token_ids[:, rows] == token_ids).any(axis=0)
-    reasons[is_stop_token & (num_tokens > batch.min_num_tokens[rows])] = FinishReason.STOP
+    reasons: Int8Array = (num_tokens >= batch.max_num_tokens[rows]) * _LENGTH
+    if num_tokens.max(initial=0) > max_kv_tokens:
+        reasons[(num_tokens > max_kv_tokens) & (reasons == _NONE)] = _UNSERVICEABLE
+    # One comparison per stop token id: faster than all of them in two dimensions, since most batches have one or two.
+    is_stop_token: BoolArray = batch.stop_token_ids[0, rows] == token_ids
+    for stop_token_ids in batch.stop_token_ids[1:]:
+        is_stop_token |= stop_token_ids[rows] == token_ids
+    if is_stop_token.any():
+        reasons[is_stop_token & (num_tokens > batch.min_num_tokens[rows])] = _STOP
     return reasons
