@@ -1,29 +1,26 @@
 """How a decoder's blocks compute: in floats, or in integers with one scale per token.
 
-Both are written as the same five steps around the GEMMs, so that `layers` describes each block once:
+Both are written as the same steps around the GEMMs, so that `layers` describes each block once:
 
     step        float arithmetic                       integer arithmetic (w8a8)
     norm        RMSNormalization                       RmsNormQuantize
     activate    nothing                                Quantize
-    project     Gemm or MatMulNBits                    MatMulInteger
-    gate        silu(gate) * up                        SwiGluQuantize, which rescales gate and up as well
-    add_norm    SkipSimplifiedLayerNormalization       AddRmsNormQuantize, which rescales the summand as well
-    to_float    nothing                                Rescale
+    project     Gemm or MatMulNBits                    QuantizedLinear
+    gate        silu(gate) * up                        SwiGluQuantize
+    add_norm    SkipSimplifiedLayerNormalization       AddRmsNormQuantize
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 from onnx import TensorProto
 
 from graphs.decoder_weights import BlockProjection, ChannelProjection, FloatProjection, Projection
-from graphs.graph_builder import CHAIRLIFT, MICROSOFT, Dim, GraphBuilder, Value, floats, int32s, int64s, uint8s
+from graphs.graph_builder import CHAIRLIFT, MICROSOFT, Dim, GraphBuilder, Value, floats, int64s, uint8s
 from graphs.rotation import rotation_block
 from graphs.tensors import BLOCK_SIZE
 
-_WEIGHT_ZERO_POINT: Final = "weight_zero_point"  # the executor sets it to 128 where it turns int8 weights into uint8
 _ACCURACY_LEVEL: Final = 4  # int8 activations inside MatMulNBits, its only fast path on a CPU
 
 
@@ -31,17 +28,10 @@ _ACCURACY_LEVEL: Final = 4  # int8 activations inside MatMulNBits, its only fast
 class Rows:
     """A value [rows, width] on its way between two steps."""
 
-    name: str  # float32; for quantised rows uint8; for products of integer GEMMs int32
+    name: str  # float32; for quantised rows uint8
     rows: Dim
     width: int
     row_params: str = ""  # [rows, 2] scale and zero point of each row; "" for floats
-    weights: ChannelProjection | None = None  # of a product: what to rescale it by
-
-    @property
-    def rescaling(self) -> list[str]:
-        """The inputs that turn this product into floats: row_params, col_scale, col_sum."""
-        assert self.weights is not None
-        return [self.row_params, self.weights.col_scale, self.weights.col_sum]
 
 
 class FloatArithmetic:
@@ -101,11 +91,6 @@ class FloatArithmetic:
             epsilon=self._epsilon,
         )
         return Rows(total.name, *shape), Rows(out.name, *shape)
-
-    def to_float(self, name: str, product: Rows) -> Rows:
-        """Products are floats already."""
-        del name
-        return product
 
     def _float(self, name: str, x: Rows, projection: FloatProjection) -> Rows:
         builder = self._builder
@@ -189,16 +174,15 @@ class IntegerArithmetic:
         return Rows(quantized[0].name, x.rows, x.width, quantized[1].name)
 
     def project(self, name: str, x: Rows, projection: Projection) -> Rows:
-        """The integer product; its rescaling, and its bias, are left to the step that reads it."""
+        """x W^T + bias, in floats."""
         if not isinstance(projection, ChannelProjection):
             raise TypeError("integer arithmetic needs per-channel integer weights")
-        builder = self._builder
-        zero_point = builder.constant(_WEIGHT_ZERO_POINT, np.zeros((), np.int8))
-        out = int32s(f"{name}/acc", x.rows, projection.out_features)
-        builder.node("MatMulInteger", [x.name, builder.weight(projection.values), "", zero_point], out)
-        for initializer in (projection.col_scale, projection.col_sum):
-            builder.weight(initializer)
-        return Rows(out.name, x.rows, projection.out_features, x.row_params, projection)
+        names = [projection.panels, projection.col_scale, projection.col_sum]
+        names += [projection.bias] if projection.bias else []
+        out = floats(f"{name}/out", x.rows, projection.out_features)
+        inputs = [x.name, x.row_params, *map(self._builder.weight, names)]
+        self._builder.node("QuantizedLinear", inputs, out, domain=CHAIRLIFT)
+        return Rows(out.name, x.rows, projection.out_features)
 
     def gate(self, name: str, x: Rows, projections: Sequence[Projection]) -> Rows:
         """silu(gate) * up of one stacked projection, rotated and quantised."""
@@ -206,20 +190,19 @@ class IntegerArithmetic:
         product = self.project(f"{name}/gate_up", x, projection)
         width = product.width // 2
         quantized = self._quantized(f"{name}/gated", x.rows, width)
-        inputs = [product.name, *product.rescaling]
-        self._builder.node("SwiGluQuantize", inputs, *quantized, domain=CHAIRLIFT, rotation=rotation_block(width))
+        self._builder.node(
+            "SwiGluQuantize", [product.name], *quantized, domain=CHAIRLIFT, rotation=rotation_block(width)
+        )
         return Rows(quantized[0].name, x.rows, width, quantized[1].name)
 
     def add_norm(self, name: str, residual: Rows, summand: Rows, weight: str) -> tuple[Rows, Rows]:
-        """Add a product to the residual stream; yield it and its norm, rotated and quantised."""
-        assert summand.weights is not None
+        """Add to the residual stream; yield it and its norm, rotated and quantised."""
         shape = (residual.rows, residual.width)
         total = floats(f"{name}/residual", *shape)
         quantized = self._quantized(name, *shape)
-        bias = [self._builder.weight(summand.weights.bias)] if summand.weights.bias else []
         self._builder.node(
             "AddRmsNormQuantize",
-            [residual.name, summand.name, *summand.rescaling, self._builder.weight(weight), *bias],
+            [residual.name, summand.name, self._builder.weight(weight)],
             total,
             *quantized,
             domain=CHAIRLIFT,
@@ -227,14 +210,6 @@ class IntegerArithmetic:
             rotation=rotation_block(residual.width),
         )
         return Rows(total.name, *shape), Rows(quantized[0].name, *shape, quantized[1].name)
-
-    def to_float(self, name: str, product: Rows) -> Rows:
-        """Rescale a product, and add its bias."""
-        assert product.weights is not None
-        bias = [self._builder.weight(product.weights.bias)] if product.weights.bias else []
-        out = floats(f"{name}/out", product.rows, product.width)
-        self._builder.node("Rescale", [product.name, *product.rescaling, *bias], out, domain=CHAIRLIFT)
-        return Rows(out.name, product.rows, product.width)
 
     @staticmethod
     def _quantized(name: str, rows: Dim, width: int) -> tuple[Value, Value]:

@@ -184,7 +184,7 @@ class ChannelStore:
             stored = pack_channels(values, scale)
         return ChannelProjection(
             out_features=weight.shape[0],
-            values=add(name, stored.values),
+            panels=add(name, stored.panels),
             col_scale=add(f"{name}.col_scale", stored.col_scale),
             col_sum=add(f"{name}.col_sum", stored.col_sum),
             bias=None if smoothed.bias is None else add(f"{name}.bias", smoothed.bias),

@@ -45,8 +45,7 @@ def build_decoder(kind: GraphKind, spec: ModelSpec, weights: DecoderWeights, fil
             residual = take_rows(builder, f"{name}/residual_rows", residual, logit_indices, _LOGITS)
         residual, x = finish_layer(context, name, layer, residual, attended, next_norm)
 
-    product = arithmetic.project("head", x, weights.head)
-    scores = arithmetic.to_float("head", product)
+    scores = arithmetic.project("head", x, weights.head)
     logits = floats("logits", x.rows, spec.vocab_size)
     builder.rename(scores.name, logits.name)
     builder.output(logits)

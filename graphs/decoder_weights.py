@@ -36,7 +36,7 @@ class ChannelProjection:
     """The initializers of `quantize.ChannelWeights`."""
 
     out_features: int
-    values: str
+    panels: str
     col_scale: str
     col_sum: str
     bias: str | None

@@ -1,19 +1,15 @@
 """Runs exported graphs step by step over a paged KV buffer: the smallest caller that the graphs' inputs allow."""
 
-import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
 
 from graphs.decoder import GraphKind
-from graphs.manifest import DECODE_NAME, PREFILL_NAME, WEIGHTS_NAME
+from graphs.manifest import DECODE_NAME, PREFILL_NAME
 from graphs.ops import library_path
 from graphs.rope import Float32Array
 from graphs.spec import ModelSpec
@@ -45,11 +41,8 @@ class GraphRunner:
 
     def __init__(self, folder: Path, spec: ModelSpec, num_blocks: int) -> None:
         """Allocate a KV buffer of `num_blocks`. Raises FileNotFoundError without a built op library."""
-        library = library_path()
-        has_int8_dot = bool(ctypes.CDLL(str(library)).chairlift_has_int8_dot())
-        self._load: Callable[[GraphKind], ort.InferenceSession] = lambda kind: load_session(
-            folder, _FILES[kind], library, has_int8_dot
-        )
+        self._folder = folder
+        self._library = library_path()
         self._session: tuple[GraphKind, ort.InferenceSession] | None = None
         shape = (num_blocks, 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         # Stale content must not matter, so it starts as what would spoil every sum.
@@ -83,7 +76,7 @@ class GraphRunner:
     def _session_of(self, kind: GraphKind) -> ort.InferenceSession:
         if self._session is None or self._session[0] != kind:
             self._session = None  # so that one graph's weights at a time are in memory
-            self._session = kind, self._load(kind)
+            self._session = kind, load_session(self._folder, _FILES[kind], self._library)
         return self._session[1]
 
 
@@ -111,36 +104,11 @@ def _step_feeds(chunks: list[Chunk]) -> dict[str, NDArray[np.int32]]:
     }
 
 
-def load_session(folder: Path, name: str, library: Path, has_int8_dot: bool) -> ort.InferenceSession:
-    """A CPU session of one graph. Without an int8 dot product its int8 weights become uint8, which never saturates."""
+def load_session(folder: Path, name: str, library: Path) -> ort.InferenceSession:
+    """A CPU session of one graph."""
     options = ort.SessionOptions()
     options.register_custom_ops_library(str(library))
     options.intra_op_num_threads = _NUM_THREADS
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    providers = ["CPUExecutionProvider"]
-    if has_int8_dot:
-        return ort.InferenceSession(str(folder / name), options, providers=providers)
-    model = onnx.load(folder / name, load_external_data=False)
-    shifted = _shift_integer_weights(model, folder / WEIGHTS_NAME)
-    for weight, value in shifted.items():
-        options.add_initializer(weight, value)
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
-    return ort.InferenceSession(model.SerializeToString(), options, providers=providers)
-
-
-def _shift_integer_weights(model: Any, weights: Path) -> dict[str, ort.OrtValue]:
-    """Declare the weights of MatMulInteger uint8 with zero point 128; yield their shifted values by name."""
-    products = [node for node in model.graph.node if node.op_type == "MatMulInteger"]
-    names = {node.input[1] for node in products}
-    zero_points = {node.input[3] for node in products}
-    shifted = {}
-    for tensor in model.graph.initializer:
-        if tensor.name in names:
-            place = {entry.key: entry.value for entry in tensor.external_data}
-            stored = np.memmap(weights, np.uint8, "r", int(place["offset"]), tuple(tensor.dims))
-            shifted[tensor.name] = ort.OrtValue.ortvalue_from_numpy(stored ^ np.uint8(0x80))
-            tensor.data_type = TensorProto.UINT8
-        elif tensor.name in zero_points:
-            tensor.CopyFrom(numpy_helper.from_array(np.array(0x80, np.uint8), tensor.name))
-    return shifted
+    return ort.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])

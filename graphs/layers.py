@@ -70,8 +70,7 @@ def take_rows(builder: GraphBuilder, name: str, x: Rows, indices: str, num_rows:
 def attention(context: BlockContext, name: str, layer: LayerWeights, x: Rows, kv_cache: str) -> Rows:
     """Queries, keys and values of `x`; then RoPE, the write into `kv_cache` and paged attention, as one op."""
     builder, spec, arithmetic = context.builder, context.spec, context.arithmetic
-    product = arithmetic.project(f"{name}/qkv", x, layer.qkv)
-    qkv = arithmetic.to_float(f"{name}/qkv", product)
+    qkv = arithmetic.project(f"{name}/qkv", x, layer.qkv)
     norms = [builder.weight(norm) for norm in (layer.q_norm, layer.k_norm) if norm is not None]
     out = floats(f"{name}/attended", x.rows, spec.q_size)
     builder.node(

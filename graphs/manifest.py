@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 MANIFEST_NAME: Final = "manifest.json"
 PREFILL_NAME: Final = "prefill.onnx"
 DECODE_NAME: Final = "decode.onnx"
@@ -113,6 +113,11 @@ class Manifest:
         if version > FORMAT_VERSION:
             raise ManifestError(
                 f"{origin}: format_version {version} is newer than {FORMAT_VERSION}, the newest this release reads"
+            )
+        if version < FORMAT_VERSION:
+            raise ManifestError(
+                f"{origin}: format_version {version} is older than {FORMAT_VERSION}, the oldest this release reads; "
+                "export the model again"
             )
         weight_format = reader.string("weight_format")
         if weight_format not in WEIGHT_FORMATS:

@@ -1,6 +1,6 @@
 """Numpy twins of the row-wise ops and of SampleRows: their definition, and the oracle of their tests.
 
-What is exact in the kernels is exact here: the integer correction, `rescale` and `quantize_rows` (float32, the same
+What is exact in the kernels is exact here: the integer sums, `quantized_linear` and `quantize_rows` (float32, the same
 operations in the same order, so equal bit for bit on every instruction set) and the random bits. Norms, SiLU and
 probability masses are computed in float64 here and in float32 there; results may differ where a rounding decision lies
 within that noise.
@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+Int8Array = npt.NDArray[np.int8]
 UInt8Array = npt.NDArray[np.uint8]
 UInt32Array = npt.NDArray[np.uint32]
 Int32Array = npt.NDArray[np.int32]
@@ -77,16 +78,23 @@ def quantize_rows(x: Float32Array, rotation: int = 0) -> tuple[UInt8Array, Float
     return q, np.concatenate([scale, zero_point], axis=-1).astype(np.float32)
 
 
-def rescale(
-    acc: Int32Array, row_params: Float32Array, col_scale: Float32Array, col_sum: Int32Array, bias: Float32Array | None
+def quantized_linear(
+    q: UInt8Array,
+    row_params: Float32Array,
+    weights: Int8Array,
+    col_scale: Float32Array,
+    bias: Float32Array | None = None,
 ) -> Float32Array:
-    """Undo the quantisation of a GEMM: acc int32[T, N] of quantised rows and columns -> float32[T, N]. The op Rescale.
+    """Multiply quantised rows q [T, K] by int8 weights [N, K] -> float32[T, N]. The op QuantizedLinear.
 
-    row_params [T, 2] is the quantiser's; col_scale [N] scales each weight column, col_sum [N] is the sum of its int8
-    weights. y = (row_scale * col_scale) * (acc - zero_point * col_sum) + bias, each operation rounded to float32.
+    row_params [T, 2] is the quantiser's; col_scale [N] scales each row of weights. With the exact sums acc and col_sum,
+    y = (row_scale * col_scale) * (acc - zero_point * col_sum) + bias, each operation rounded to float32. The op reads
+    the weights as `quantize.pack_channels` lays them out, and gets col_sum as an input.
     """
-    row_scale, zero_point = row_params[:, :1], row_params[:, 1:].astype(np.int32)
-    product: Float32Array = (row_scale * col_scale) * (acc - zero_point * col_sum).astype(np.float32)
+    row_scale, zero_point = row_params[:, :1], row_params[:, 1:].astype(np.int64)
+    wide = weights.astype(np.int64)
+    acc = q.astype(np.int64) @ wide.T - zero_point * wide.sum(axis=1)
+    product: Float32Array = (row_scale * col_scale) * acc.astype(np.float32)
     if bias is not None:
         product += bias
     return product
@@ -111,7 +119,6 @@ def add_rms_norm_quantize(
 ) -> tuple[Float32Array, UInt8Array, Float32Array]:
     """Add delta [T, H] to the residual, and quantise the normalised sum. The op AddRmsNormQuantize.
 
-    The op's inputs acc, row_params, col_scale, col_sum and bias are those of `rescale`, which makes `delta` of them.
     Returns (the sum, exact in float32; q; row_params).
     """
     total = residual + delta
@@ -119,10 +126,7 @@ def add_rms_norm_quantize(
 
 
 def swiglu_quantize(gate_up: Float32Array, rotation: int = 0) -> tuple[UInt8Array, Float32Array]:
-    """Quantise silu(gate) * up of gate_up [T, 2I], the gate half first. The op SwiGluQuantize.
-
-    The op's integer inputs are those of `rescale` without a bias, which makes `gate_up` of them.
-    """
+    """Quantise silu(gate) * up of gate_up [T, 2I], the gate half first. The op SwiGluQuantize."""
     gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
     with np.errstate(over="ignore"):
         gated = gate / (1 + np.exp(-gate)) * up

@@ -1,7 +1,8 @@
-"""Weight matrices as the initializers that ONNX Runtime's integer GEMMs read.
+"""Weight matrices as the initializers that integer GEMMs read.
 
-`ChannelWeights` feeds MatMulInteger (w8a8): int8 with one scale per output channel. `NBitsWeights` feeds MatMulNBits
-(int4, int8): codes with one scale per 32 input channels. A file's own grid of blocks is kept exactly.
+`ChannelWeights` feeds our QuantizedLinear (w8a8): int8 with one scale per output channel. `NBitsWeights` feeds ONNX
+Runtime's MatMulNBits (int4, int8): codes with one scale per 32 input channels. A file's own grid of blocks is kept
+exactly.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ from graphs.tensors import BLOCK_SIZE, BlockWeights, UInt8Array
 Int8Array = NDArray[np.int8]
 Int32Array = NDArray[np.int32]
 
+# The tiles of weights that QuantizedLinear reads; kPanelColumns and kGroupChannels in ops/linear_kernels.h.
+PANEL_OUTPUTS = 16
+GROUP_INPUTS = 4
+
 # What share of a block's range the 4-bit grid spans; the one with the least squared error is taken.
 _CLIP_RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8)
 # A zero point that is an integer up to this comes from float32 arithmetic on an integer, not from a file's own offset.
@@ -24,9 +29,9 @@ _ZERO_POINT_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class ChannelWeights:
-    """weight[n, k] = col_scale[n] * values[k, n]."""
+    """weight[n, k] = col_scale[n] * panels[n // 16, k // 4, n % 16, k % 4]."""
 
-    values: Int8Array  # [in_features, out_features], -127 to 127
+    panels: Int8Array  # [ceil(out_features / 16), ceil(in_features / 4), 16, 4], -127 to 127; the rest is zero
     col_scale: Float32Array  # [out_features]
     col_sum: Int32Array  # [out_features] sum of values over in_features
 
@@ -56,8 +61,15 @@ def channel_scales(weight: Float32Array) -> Float32Array:
 
 
 def pack_channels(values: Int8Array, scale: Float32Array) -> ChannelWeights:
-    """Lay out rounded `values` [out_features, in_features] for MatMulInteger and add up its columns."""
-    return ChannelWeights(np.ascontiguousarray(values.T), scale, values.sum(axis=1, dtype=np.int32))
+    """Lay out rounded `values` [out_features, in_features] for QuantizedLinear and add up each output's.
+
+    Panels of 16 outputs, in which the same four inputs of each lie together: a vector of any width holds whole groups
+    of four, whose products one instruction adds up, and a panel is read from front to end.
+    """
+    out_features, in_features = values.shape
+    padded = np.pad(values, ((0, -out_features % PANEL_OUTPUTS), (0, -in_features % GROUP_INPUTS)))
+    tiles = padded.reshape(len(padded) // PANEL_OUTPUTS, PANEL_OUTPUTS, -1, GROUP_INPUTS)
+    return ChannelWeights(np.ascontiguousarray(tiles.swapaxes(1, 2)), scale, values.sum(axis=1, dtype=np.int32))
 
 
 def quantize_blocks(weight: Float32Array, bits: int) -> BlockWeights:

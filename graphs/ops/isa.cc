@@ -19,7 +19,7 @@ struct Cpu {
   bool has_avx2 = false;    // AVX2, FMA and F16C, with the registers enabled by the system
   bool has_avx512 = false;  // AVX-512 F, BW, DQ, VL, likewise
   bool has_neon = false;
-  bool has_int8_dot = false;  // exact u8 x s8 dot products
+  bool has_int8_dot = false;  // AVX-512 VNNI; SDOT
 
   bool supports(Isa isa) const {
     switch (isa) {
@@ -61,12 +61,9 @@ Cpu detect() {
   const bool has_ymm = (enabled & 0x6u) == 0x6u;
   const bool has_zmm = (enabled & 0xe6u) == 0xe6u;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return cpu;
-  const bool has_avx512_vnni = bit(c, 11);
   cpu.has_avx2 = has_ymm && has_fma_f16c && bit(b, 5);
   cpu.has_avx512 = cpu.has_avx2 && has_zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);  // F DQ BW VL
-  uint32_t a1 = 0, b1 = 0, c1 = 0, d1 = 0;
-  const bool has_avx_vnni = __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) && bit(a1, 4);
-  cpu.has_int8_dot = (cpu.has_avx512 && has_avx512_vnni) || (cpu.has_avx2 && has_avx_vnni);
+  cpu.has_int8_dot = cpu.has_avx512 && bit(c, 11);
   return cpu;
 }
 
@@ -110,6 +107,8 @@ constexpr IsaName kNames[] = {
 
 Isa active_isa() { return active().load(std::memory_order_relaxed); }
 
+bool has_int8_dot() { return cpu().has_int8_dot; }
+
 }  // namespace chairlift
 
 #define CHAIRLIFT_EXPORT extern "C" __attribute__((visibility("default")))
@@ -140,7 +139,3 @@ CHAIRLIFT_EXPORT const char* chairlift_isa() {
   }
   return "generic";
 }
-
-// 1 if the machine multiplies u8 x s8 exactly (AVX-512 VNNI, AVX-VNNI, Arm dot products), whatever set is chosen;
-// 0 on plain AVX2, where pairs of products saturate at 16 bits.
-CHAIRLIFT_EXPORT int chairlift_has_int8_dot() { return chairlift::cpu().has_int8_dot ? 1 : 0; }

@@ -22,6 +22,9 @@ enum class Isa { generic, avx2, avx512, neon };
 // The set in use. Thread-safe; a change takes effect at the next call of a kernel.
 Isa active_isa();
 
+// Whether the machine has its widest set's exact dot products of bytes (AVX-512 VNNI, Arm's dot products).
+bool has_int8_dot();
+
 }  // namespace chairlift
 
 #if CHAIRLIFT_X86

@@ -6,7 +6,8 @@
 namespace chairlift {
 
 void append_attention_ops(OpList& ops);  // PagedAttention
-void append_row_ops(OpList& ops);        // norm, gate, quantise and rescale of rows
+void append_linear_ops(OpList& ops);     // QuantizedLinear
+void append_row_ops(OpList& ops);        // norm, gate and quantise rows
 void append_sample_ops(OpList& ops);     // SampleRows
 
 }  // namespace chairlift

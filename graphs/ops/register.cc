@@ -16,6 +16,7 @@ CHAIRLIFT_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const 
   static const OpList ops = [] {
     OpList list;
     append_attention_ops(list);
+    append_linear_ops(list);
     append_row_ops(list);
     append_sample_ops(list);
     return list;

@@ -4,34 +4,11 @@
 #include <cstdint>
 
 #include "isa.h"
+#include "row_params.h"
 
 namespace chairlift {
 
-// Widest row that may be quantised: more products u8 x s8, each at most 255 * 128, could sum to more than int32 holds.
-// Within it acc - zero_point * col_sum, a sum of (q - zero_point) * w, fits too.
-constexpr int64_t kMaxQuantizedWidth = 65'793;
-
 constexpr int64_t kScratchPadding = 32;  // kernels load and store whole vectors
-
-// One row of the tensors `row_params` [T, 2]: x ~ scale * (q - zero_point).
-struct RowParams {
-  float scale;
-  float zero_point;  // whole, 0 to 255
-};
-
-// What an integer GEMM's columns need to become floats again.
-struct Columns {
-  const float* scale;      // [N] of the weights
-  const int32_t* sum;      // [N] of the int8 weights of each column
-  const float* bias;       // [N], or null
-};
-
-// One row of an integer GEMM.
-struct GemmRow {
-  const int32_t* acc;
-  RowParams params;
-  Columns columns;
-};
 
 struct Norm {
   const float* weight;
@@ -48,15 +25,13 @@ struct QuantizedRow {
 };
 
 struct RowKernels {
-  // out = scale * columns.scale * (acc - zero_point * columns.sum) + bias; `width` columns.
-  void (*rescale)(const GemmRow& in, int64_t width, float* out);
   void (*quantize)(const float* x, const QuantizedRow& out);
   void (*norm_quantize)(const float* x, const Norm& norm, const QuantizedRow& out);
-  // `total` = residual + rescaled `in`; then as norm_quantize.
-  void (*add_norm_quantize)(const float* residual, const GemmRow& in, const Norm& norm, float* total,
+  // `total` = residual + delta; then as norm_quantize.
+  void (*add_norm_quantize)(const float* residual, const float* delta, const Norm& norm, float* total,
                             const QuantizedRow& out);
-  // silu(gate) * up; the first out.width columns of `in` are the gate, the next the up half.
-  void (*swiglu_quantize)(const GemmRow& in, const QuantizedRow& out);
+  // silu(gate) * up; the first out.width columns of `gate_up` are the gate, the next the up half.
+  void (*swiglu_quantize)(const float* gate_up, const QuantizedRow& out);
 };
 
 CHAIRLIFT_PER_ISA(const RowKernels& row_kernels())

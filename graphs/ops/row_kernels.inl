@@ -1,28 +1,10 @@
 // Row-wise kernels, compiled once per instruction set. Each row makes a few passes over at most a few KB that stay in
-// the first-level cache, and depends on nothing but its own inputs. Additions and multiplications of `rescale` and
-// `quantize` are separately rounded and in a fixed order, so their results are the same bits on every set.
+// the first-level cache, and depends on nothing but its own inputs. Additions and multiplications of `quantize` are separately rounded and in a fixed order, so their results are the same bits on every set.
 #include "row_kernels.h"
 #include "rotate_row.inl"
 
 namespace chairlift::CHAIRLIFT_SIMD_NS {
 namespace {
-
-// The columns of a GEMM's row as floats, kLanes at a time.
-struct Rescaler {
-  GemmRow in;
-  Vec row_scale;
-  Words zero_point;
-
-  explicit Rescaler(const GemmRow& row)
-      : in(row), row_scale(set1(row.params.scale)), zero_point(words(static_cast<uint32_t>(row.params.zero_point))) {}
-
-  __attribute__((always_inline)) Vec at(int64_t i, int lanes) const {
-    const Words correction = mul(zero_point, load_lanes(in.columns.sum + i, lanes));
-    const Vec sum = to_float(sub(load_lanes(in.acc + i, lanes), correction));
-    const Vec product = mul(mul(row_scale, load_lanes(in.columns.scale + i, lanes)), sum);
-    return in.columns.bias == nullptr ? product : add(product, load_lanes(in.columns.bias + i, lanes));
-  }
-};
 
 // Quantises out.scratch. Rows without a finite range, or with one too small for a normal scale, are the two special
 // cases of the twin `quantize_rows`.
@@ -62,13 +44,6 @@ void normalize_and_quantize(const float* x, float sum_of_squares, const Norm& no
   quantize_scratch(out, rotate(out, normalized));
 }
 
-void rescale(const GemmRow& in, int64_t width, float* out) {
-  const Rescaler columns(in);
-  for_vectors(width, [&](int64_t i, int lanes) __attribute__((always_inline)) {
-    store_lanes(out + i, columns.at(i, lanes), lanes);
-  });
-}
-
 void quantize(const float* x, const QuantizedRow& out) {
   const Vec factor = set1(rotation_factor(out.rotation));
   quantize_scratch(out, rotate(out, [&](int64_t i, int lanes) __attribute__((always_inline)) {
@@ -85,24 +60,22 @@ void norm_quantize(const float* x, const Norm& norm, const QuantizedRow& out) {
   normalize_and_quantize(x, reduce_add(squares), norm, out);
 }
 
-void add_norm_quantize(const float* residual, const GemmRow& in, const Norm& norm, float* total,
+void add_norm_quantize(const float* residual, const float* delta, const Norm& norm, float* total,
                        const QuantizedRow& out) {
-  const Rescaler columns(in);
   Vec squares = zero();
   for_vectors(out.width, [&](int64_t i, int lanes) __attribute__((always_inline)) {
-    const Vec v = add(load_lanes(residual + i, lanes), columns.at(i, lanes));
+    const Vec v = add(load_lanes(residual + i, lanes), load_lanes(delta + i, lanes));
     store_lanes(total + i, v, lanes);
     squares = fma(v, v, squares);
   });
   normalize_and_quantize(total, reduce_add(squares), norm, out);
 }
 
-void swiglu_quantize(const GemmRow& in, const QuantizedRow& out) {
-  const Rescaler columns(in);
+void swiglu_quantize(const float* gate_up, const QuantizedRow& out) {
   const Vec factor = set1(rotation_factor(out.rotation));
   const auto gated = [&](int64_t i, int lanes) __attribute__((always_inline)) {
-    const Vec gate = columns.at(i, lanes);
-    const Vec up = columns.at(out.width + i, lanes);
+    const Vec gate = load_lanes(gate_up + i, lanes);
+    const Vec up = load_lanes(gate_up + out.width + i, lanes);
     const Vec exponent = max(min(sub(zero(), gate), set1(87.0f)), set1(-87.0f));
     const Vec sigmoid = reciprocal(add(set1(1.0f), exp_within(exponent)));
     return mul(mul(mul(gate, sigmoid), up), factor);
@@ -113,7 +86,7 @@ void swiglu_quantize(const GemmRow& in, const QuantizedRow& out) {
 }  // namespace
 
 const RowKernels& row_kernels() {
-  static constexpr RowKernels kernels = {rescale, quantize, norm_quantize, add_norm_quantize, swiglu_quantize};
+  static constexpr RowKernels kernels = {quantize, norm_quantize, add_norm_quantize, swiglu_quantize};
   return kernels;
 }
 

@@ -1,4 +1,4 @@
-// What the row-wise ops have in common: reading an integer GEMM's result, making quantised rows, going over rows.
+// What the row-wise ops have in common: making quantised rows, going over rows.
 #pragma once
 
 #include <algorithm>
@@ -73,57 +73,6 @@ struct QuantizedOutput {
                              row_params.as<RowParams>() + row});
     }));
     return is_out_of_memory ? error("no memory for a row of %lld floats", static_cast<long long>(width)) : nullptr;
-  }
-};
-
-// The inputs that describe the result of an integer GEMM: acc, row_params, col_scale, col_sum in a row, bias apart.
-struct GemmInput {
-  int64_t num_rows = 0;
-  int64_t width = 0;
-  const int32_t* acc = nullptr;
-  const RowParams* params = nullptr;
-  Columns columns{};
-
-  Status read(const Context& context, size_t index) {
-    TensorView tensor;
-    CHAIRLIFT_TRY(context.input(index, &tensor));
-    CHAIRLIFT_TRY(expect_rank(tensor, 2));
-    num_rows = tensor.dims[0];
-    width = tensor.dims[1];
-    acc = tensor.as<int32_t>();
-    CHAIRLIFT_TRY(context.input(index + 1, &tensor));
-    CHAIRLIFT_TRY(expect_shape(tensor, {num_rows, 2}));
-    params = tensor.as<RowParams>();
-    CHAIRLIFT_TRY(check_zero_points(tensor.name));
-    CHAIRLIFT_TRY(context.input(index + 2, &tensor));
-    CHAIRLIFT_TRY(expect_shape(tensor, {width}));
-    columns.scale = tensor.as<float>();
-    CHAIRLIFT_TRY(context.input(index + 3, &tensor));
-    CHAIRLIFT_TRY(expect_shape(tensor, {width}));
-    columns.sum = tensor.as<int32_t>();
-    return nullptr;
-  }
-
-  Status read_bias(const Context& context, size_t index) {
-    TensorView tensor;
-    CHAIRLIFT_TRY(context.input(index, &tensor));
-    if (!tensor.is_present) return nullptr;
-    CHAIRLIFT_TRY(expect_shape(tensor, {width}));
-    columns.bias = tensor.as<float>();
-    return nullptr;
-  }
-
-  GemmRow row(int64_t i) const { return {acc + i * width, params[i], columns}; }
-
- private:
-  Status check_zero_points(const char* name) const {
-    for (int64_t i = 0; i < num_rows; ++i) {
-      const float zero_point = params[i].zero_point;
-      if (zero_point >= 0.0f && zero_point <= 255.0f) continue;
-      return error("'%s' row %lld has zero point %g; it must be within 0 and 255", name, static_cast<long long>(i),
-                   static_cast<double>(zero_point));
-    }
-    return nullptr;
   }
 };
 

@@ -1,4 +1,4 @@
-// RmsNormQuantize, AddRmsNormQuantize, Rescale, SwiGluQuantize, Quantize: what stands between two integer GEMMs of the
+// RmsNormQuantize, AddRmsNormQuantize, SwiGluQuantize, Quantize: what stands between two integer GEMMs of the
 // w8a8 format. They find out shapes and hand rows to the kernels of the instruction set in use.
 #include <algorithm>
 
@@ -13,7 +13,6 @@ namespace {
 constexpr double kQuantizeNs = 0.4;  // per channel
 constexpr double kNormNs = 0.5;
 constexpr double kSwigluNs = 0.8;
-constexpr double kRescaleNs = 0.16;
 
 // Norm weights and epsilon.
 Status read_norm_weight(const Context& context, size_t index, int64_t width, Norm* norm) {
@@ -29,46 +28,6 @@ Status read_epsilon(const Attributes& attributes, float* epsilon) {
   if (*epsilon > 0.0f) return nullptr;
   return error("epsilon is %g; it must be above 0", static_cast<double>(*epsilon));
 }
-
-struct Rescale {
-  static constexpr const char* kName = "Rescale";
-  static constexpr Port kInputs[] = {{"acc", ElementType::int32},
-                                     {"row_params", ElementType::float32},
-                                     {"col_scale", ElementType::float32},
-                                     {"col_sum", ElementType::int32},
-                                     {"bias", ElementType::float32, true}};
-  static constexpr Port kOutputs[] = {{"y", ElementType::float32}};
-  // One task: this many columns, whose scales and sums stay in the first-level cache, of this many rows.
-  static constexpr int64_t kTileColumns = 2048;
-  static constexpr int64_t kTileRows = 16;
-
-  Status init(const Attributes&) { return nullptr; }
-
-  Status compute(Context& context) const {
-    GemmInput in;
-    CHAIRLIFT_TRY(in.read(context, 0));
-    CHAIRLIFT_TRY(in.read_bias(context, 4));
-    TensorView y;
-    CHAIRLIFT_TRY(context.output(0, {in.num_rows, in.width}, &y));
-    const RowKernels& kernels = CHAIRLIFT_DISPATCH(row_kernels());
-    const int64_t num_column_tiles = (in.width + kTileColumns - 1) / kTileColumns;
-    const int64_t num_row_tiles = (in.num_rows + kTileRows - 1) / kTileRows;
-    const int64_t work_ns = static_cast<int64_t>(kRescaleNs * static_cast<double>(in.num_rows * in.width));
-    return context.parallel_for(static_cast<size_t>(num_column_tiles * num_row_tiles), work_ns, [&](size_t tile) {
-      const int64_t column = static_cast<int64_t>(tile) % num_column_tiles * kTileColumns;
-      const int64_t first_row = static_cast<int64_t>(tile) / num_column_tiles * kTileRows;
-      const int64_t num_columns = std::min(kTileColumns, in.width - column);
-      for (int64_t row = first_row; row < std::min(first_row + kTileRows, in.num_rows); ++row) {
-        GemmRow part = in.row(row);
-        part.acc += column;
-        part.columns.scale += column;
-        part.columns.sum += column;
-        if (part.columns.bias != nullptr) part.columns.bias += column;
-        kernels.rescale(part, num_columns, y.as<float>() + row * in.width + column);
-      }
-    });
-  }
-};
 
 struct Quantize {
   static constexpr const char* kName = "Quantize";
@@ -124,10 +83,8 @@ struct RmsNormQuantize {
 
 struct AddRmsNormQuantize {
   static constexpr const char* kName = "AddRmsNormQuantize";
-  static constexpr Port kInputs[] = {{"residual", ElementType::float32},  {"acc", ElementType::int32},
-                                     {"row_params", ElementType::float32}, {"col_scale", ElementType::float32},
-                                     {"col_sum", ElementType::int32},      {"weight", ElementType::float32},
-                                     {"bias", ElementType::float32, true}};
+  static constexpr Port kInputs[] = {
+      {"residual", ElementType::float32}, {"delta", ElementType::float32}, {"weight", ElementType::float32}};
   static constexpr Port kOutputs[] = {{"residual_out", ElementType::float32},
                                       {"q", ElementType::uint8},
                                       {"row_params_out", ElementType::float32}};
@@ -143,21 +100,22 @@ struct AddRmsNormQuantize {
     TensorView residual;
     CHAIRLIFT_TRY(context.input(0, &residual));
     CHAIRLIFT_TRY(expect_rank(residual, 2));
-    GemmInput in;
-    CHAIRLIFT_TRY(in.read(context, 1));
-    CHAIRLIFT_TRY(expect_shape(residual, {in.num_rows, in.width}));
-    CHAIRLIFT_TRY(in.read_bias(context, 6));
-    CHAIRLIFT_TRY(rotation.check_width(in.width, "'residual'"));
+    const int64_t num_rows = residual.dims[0];
+    const int64_t width = residual.dims[1];
+    TensorView delta;
+    CHAIRLIFT_TRY(context.input(1, &delta));
+    CHAIRLIFT_TRY(expect_shape(delta, {num_rows, width}));
+    CHAIRLIFT_TRY(rotation.check_width(width, "'residual'"));
     Norm norm{nullptr, epsilon};
-    CHAIRLIFT_TRY(read_norm_weight(context, 5, in.width, &norm));
+    CHAIRLIFT_TRY(read_norm_weight(context, 2, width, &norm));
     TensorView total;
-    CHAIRLIFT_TRY(context.output(0, {in.num_rows, in.width}, &total));
+    CHAIRLIFT_TRY(context.output(0, {num_rows, width}, &total));
     QuantizedOutput out;
-    CHAIRLIFT_TRY(out.create(context, 1, in.num_rows, in.width));
+    CHAIRLIFT_TRY(out.create(context, 1, num_rows, width));
     const RowKernels& kernels = CHAIRLIFT_DISPATCH(row_kernels());
     return out.for_each(context, rotation, kNormNs, [&](int64_t row, const QuantizedRow& quantized) {
-      const int64_t offset = row * in.width;
-      kernels.add_norm_quantize(residual.as<float>() + offset, in.row(row), norm, total.as<float>() + offset,
+      const int64_t offset = row * width;
+      kernels.add_norm_quantize(residual.as<float>() + offset, delta.as<float>() + offset, norm, total.as<float>() + offset,
                                 quantized);
     });
   }
@@ -165,27 +123,26 @@ struct AddRmsNormQuantize {
 
 struct SwiGluQuantize {
   static constexpr const char* kName = "SwiGluQuantize";
-  static constexpr Port kInputs[] = {{"acc", ElementType::int32},
-                                     {"row_params", ElementType::float32},
-                                     {"col_scale", ElementType::float32},
-                                     {"col_sum", ElementType::int32}};
+  static constexpr Port kInputs[] = {{"gate_up", ElementType::float32}};
   static constexpr Port kOutputs[] = {{"q", ElementType::uint8}, {"row_params_out", ElementType::float32}};
   Rotation rotation;
 
   Status init(const Attributes& attributes) { return rotation.init(attributes); }
 
   Status compute(Context& context) const {
-    GemmInput in;
-    CHAIRLIFT_TRY(in.read(context, 0));
-    if (in.width % 2 != 0) {
-      return error("'acc' has %lld columns; gate and up need an even number", static_cast<long long>(in.width));
+    TensorView gate_up;
+    CHAIRLIFT_TRY(context.input(0, &gate_up));
+    CHAIRLIFT_TRY(expect_rank(gate_up, 2));
+    const int64_t width = gate_up.dims[1];
+    if (width % 2 != 0) {
+      return error("'gate_up' has %lld columns; gate and up need an even number", static_cast<long long>(width));
     }
-    CHAIRLIFT_TRY(rotation.check_width(in.width / 2, "the gated half of 'acc'"));
+    CHAIRLIFT_TRY(rotation.check_width(width / 2, "the gated half of 'gate_up'"));
     QuantizedOutput out;
-    CHAIRLIFT_TRY(out.create(context, 0, in.num_rows, in.width / 2));
+    CHAIRLIFT_TRY(out.create(context, 0, gate_up.dims[0], width / 2));
     const RowKernels& kernels = CHAIRLIFT_DISPATCH(row_kernels());
     return out.for_each(context, rotation, kSwigluNs, [&](int64_t row, const QuantizedRow& quantized) {
-      kernels.swiglu_quantize(in.row(row), quantized);
+      kernels.swiglu_quantize(gate_up.as<float>() + row * width, quantized);
     });
   }
 };
@@ -195,7 +152,6 @@ struct SwiGluQuantize {
 void append_row_ops(OpList& ops) {
   ops.push_back(custom_op<RmsNormQuantize>());
   ops.push_back(custom_op<AddRmsNormQuantize>());
-  ops.push_back(custom_op<Rescale>());
   ops.push_back(custom_op<SwiGluQuantize>());
   ops.push_back(custom_op<Quantize>());
 }

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-GEMM_OPS: Final = frozenset({"MatMul", "MatMulInteger", "MatMulNBits", "Gemm", "FusedMatMul", "DynamicQuantizeMatMul"})
+GEMM_OPS: Final = frozenset({"QuantizedLinear", "MatMul", "MatMulNBits", "Gemm", "FusedMatMul"})
 ATTENTION_OPS: Final = frozenset({"PagedAttention"})
 
 

@@ -20,11 +20,6 @@ class OpLibrary:
         except OSError as error:
             raise ConfigError(f"the op library cannot be loaded: {error}") from error
 
-    @property
-    def has_int8_dot(self) -> bool:
-        """True when this processor multiplies u8 by s8 without saturating."""
-        return bool(self._functions.chairlift_has_int8_dot())
-
     def attention_workspace_floats(self, model: ModelInfo, limits: ExecutorLimits) -> int:
         """float32 elements worth giving PagedAttention as its workspace input."""
         function = self._functions.chairlift_attention_workspace_floats

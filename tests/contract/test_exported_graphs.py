@@ -141,18 +141,3 @@ def test_w8a8_logits_are_bit_for_bit_the_same_alone_and_in_any_batch(tmp_path: P
     moved = [[23, 22], [21], [19, 18, 17], [16, 15]]
     together = runner.run("prefill", [Chunk(PagedSequence(p), ids) for p, ids in zip(moved, token_ids, strict=True)])
     np.testing.assert_array_equal(together, np.concatenate(alone))
-
-
-def test_uint8_weights_of_machines_without_int8_dot_products_yield_the_same_bits(tmp_path: Path):
-    from graphs.graph_runner import load_session
-    from graphs.ops import library_path
-
-    source = small_source(spec_with())
-    folder = write(source, tmp_path, "w8a8")
-    (token_ids,) = sequences(30)
-    logits = []
-    for has_int8_dot in (True, False):
-        runner = GraphRunner(folder, source.spec, 4)
-        runner.use("prefill", load_session(folder, "prefill.onnx", library_path(), has_int8_dot))
-        logits.append(runner.run("prefill", [Chunk(PagedSequence([1, 2]), token_ids)]))
-    np.testing.assert_array_equal(logits[0], logits[1])

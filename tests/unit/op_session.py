@@ -60,7 +60,7 @@ OUTPUT_TYPES = {
     "RmsNormQuantize": (TensorProto.UINT8, TensorProto.FLOAT),
     "SwiGluQuantize": (TensorProto.UINT8, TensorProto.FLOAT),
     "AddRmsNormQuantize": (TensorProto.FLOAT, TensorProto.UINT8, TensorProto.FLOAT),
-    "Rescale": (TensorProto.FLOAT,),
+    "QuantizedLinear": (TensorProto.FLOAT,),
     "SampleRows": (TensorProto.INT32,),
 }
 

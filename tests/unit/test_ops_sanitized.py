@@ -14,7 +14,13 @@ BUILD = ROOT / "build" / "tests" / "sanitized"
 # A virtual environment's own cmake and ninja come first.
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 CMAKE = shutil.which("cmake", path=PATH)
-TESTS = ("test_paged_attention.py", "test_paged_attention_errors.py", "test_row_ops.py", "test_sample_rows.py")
+TESTS = (
+    "test_linear.py",
+    "test_paged_attention.py",
+    "test_paged_attention_errors.py",
+    "test_row_ops.py",
+    "test_sample_rows.py",
+)
 
 
 def run(*command: object, **environment: str) -> None:

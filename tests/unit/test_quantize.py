@@ -8,7 +8,15 @@ from graphs.arithmetic import FloatArithmetic, Rows
 from graphs.decoder_weights import BlockProjection
 from graphs.errors import ExportError
 from graphs.graph_builder import GraphBuilder, floats
-from graphs.quantize import NBitsWeights, pack_blocks, quantize_blocks, quantize_channels, stack_blocks, zero_points_of
+from graphs.quantize import (
+    NBitsWeights,
+    pack_blocks,
+    pack_channels,
+    quantize_blocks,
+    quantize_channels,
+    stack_blocks,
+    zero_points_of,
+)
 from graphs.tensors import BlockWeights
 from graphs.weight_file import WeightFile
 
@@ -42,11 +50,24 @@ def dequantize(weights: NBitsWeights):
 def test_channel_weights_are_within_half_a_step():
     weight = np.random.default_rng(0).normal(0, 1, (5, 96)).astype(np.float32)
     stored = quantize_channels(weight)
-    assert stored.values.shape == (96, 5)
-    np.testing.assert_array_equal(np.abs(stored.values).max(axis=0), [127] * 5)
-    error = np.abs(stored.values.T * stored.col_scale[:, None] - weight)
+    values = unpanelled(stored.panels, 5, 96)
+    np.testing.assert_array_equal(np.abs(values).max(axis=1), [127] * 5)
+    error = np.abs(values * stored.col_scale[:, None] - weight)
     assert np.all(error <= stored.col_scale[:, None] * 0.5001)
-    np.testing.assert_array_equal(stored.col_sum, stored.values.astype(np.int64).sum(axis=0))
+    np.testing.assert_array_equal(stored.col_sum, values.astype(np.int64).sum(axis=1))
+
+
+def unpanelled(panels, out_features, in_features):
+    """[out_features, in_features], one element at a time, as the layout is defined."""
+    return np.array([[panels[n // 16, k // 4, n % 16, k % 4] for k in range(in_features)] for n in range(out_features)])
+
+
+def test_panels_hold_every_weight_where_the_op_reads_it_and_zeros_elsewhere():
+    values = np.random.default_rng(3).integers(-127, 128, (19, 6)).astype(np.int8)
+    panels = pack_channels(values, np.ones(19, np.float32)).panels
+    assert panels.shape == (2, 2, 16, 4)
+    np.testing.assert_array_equal(unpanelled(panels, 19, 6), values)
+    assert np.count_nonzero(panels) == np.count_nonzero(values)
 
 
 def test_a_row_of_zeros_has_scale_one():

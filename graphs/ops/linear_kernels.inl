@@ -1,0 +1,177 @@
+// The integer GEMM of QuantizedLinear, compiled once per instruction set.
+//
+// Rows are cut into strips, which are copied once into the form that the set multiplies by. Then a tile of
+// sums stays in registers while the input channels pass by. While a task's first strip is computed its weights stream in
+// from memory, two panels ahead; the other strips find them in the second-level cache.
+#include <cstring>
+
+#include "linear_kernels.h"
+#include "simd.h"
+#include "simd_dot.h"
+#include "simd_words.h"
+
+namespace chairlift::CHAIRLIFT_SIMD_NS {
+namespace {
+
+constexpr int kLineBytes = 64;
+constexpr int kVectorsPerPanel = static_cast<int>(kPanelColumns) / kDotColumns;
+constexpr int64_t kTilePanels = tile_vectors(1) > kVectorsPerPanel ? tile_vectors(1) / kVectorsPerPanel : 1;
+
+// Where rows and columns of a tile lie.
+struct Tile {
+  const DotInput* rows;    // [num_groups, rows, 4]
+  const int8_t* weights;   // of the tile's first column
+  int64_t panel_bytes;
+  int64_t num_groups;
+  const int8_t* ahead;     // prefetched: as many bytes as the tile reads
+};
+
+// sums[kRows][kVectors * kDotColumns] = rows x weights.
+template <int kRows, int kVectors>
+CHAIRLIFT_INLINE void multiply(const Tile& tile, int32_t* sums) {
+  constexpr int kVectorBytes = kDotColumns * static_cast<int>(kGroupChannels);
+  DotSums acc[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = dot_zero();
+  }
+  for (int64_t group = 0; group < tile.num_groups; ++group) {
+    const int8_t* weights = tile.weights + group * kGroupBytes;
+    DotWeights columns[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      columns[v] = dot_load(weights + v / kVectorsPerPanel * tile.panel_bytes + v % kVectorsPerPanel * kVectorBytes);
+    }
+    for (int byte = 0; byte < kVectors * kVectorBytes; byte += kLineBytes) {
+      __builtin_prefetch(tile.ahead + group * kVectors * kVectorBytes + byte);
+    }
+    for (int r = 0; r < kRows; ++r) {
+      const DotRow row = dot_broadcast(tile.rows + (group * kRows + r) * kGroupChannels);
+      for (int v = 0; v < kVectors; ++v) dot(&acc[r][v], row, columns[v]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) dot_store(sums + r * kVectors * kDotColumns, acc[r]);
+}
+
+// Sums become floats. Multiplications and additions are separately rounded, in a fixed order.
+CHAIRLIFT_INLINE void rescale(const LinearCall& call, int64_t row, int64_t column, const int32_t* sums,
+                              int64_t num_columns) {
+  const RowParams& params = call.params[row];
+  const Vec row_scale = set1(params.scale);
+  const Words zero_point = words(static_cast<uint32_t>(static_cast<int32_t>(params.zero_point) - kDotOffset));
+  const Columns& columns = call.columns;
+  float* y = call.y + row * call.out_features + column;
+  for (int64_t i = 0; i < num_columns; i += kLanes) {
+    const int lanes = static_cast<int>(num_columns - i < kLanes ? num_columns - i : kLanes);
+    const bool is_whole = lanes == kLanes;
+    const Words column_sums = is_whole ? load_words(columns.sum + column + i)
+                                       : load_words_partial(columns.sum + column + i, lanes);
+    const Vec column_scale =
+        is_whole ? load(columns.scale + column + i) : load_partial(columns.scale + column + i, lanes);
+    const Vec sum = to_float(sub(load_words(sums + i), mul(zero_point, column_sums)));
+    Vec result = mul(mul(row_scale, column_scale), sum);
+    if (columns.bias != nullptr) {
+      result = add(result, is_whole ? load(columns.bias + column + i) : load_partial(columns.bias + column + i, lanes));
+    }
+    if (is_whole) {
+      store(y + i, result);
+    } else {
+      store_partial(y + i, result, lanes);
+    }
+  }
+}
+
+// All columns of a tile for one strip.
+template <int kRows, int kVectors>
+CHAIRLIFT_INLINE void compute_tile(const LinearCall& call, int64_t row, int64_t column, const Tile& tile) {
+  constexpr int64_t kColumns = kVectors * kDotColumns;
+  alignas(64) int32_t sums[kRows * kColumns];
+  multiply<kRows, kVectors>(tile, sums);
+  const int64_t left = call.out_features - column;
+  for (int r = 0; r < kRows; ++r) rescale(call, row + r, column, sums + r * kColumns, left < kColumns ? left : kColumns);
+}
+
+// Writes a row's groups `stride` inputs apart; zeros fill the last one.
+void copy_row(const uint8_t* q, int64_t num_channels, int64_t stride, DotInput* out) {
+  int64_t channel = 0;
+  for (; channel + kGroupChannels <= num_channels; channel += kGroupChannels, out += stride) dot_copy(q + channel, out);
+  if (channel < num_channels) {
+    uint8_t rest[kGroupChannels] = {};
+    std::memcpy(rest, q + channel, static_cast<size_t>(num_channels - channel));
+    dot_copy(rest, out);
+  }
+}
+
+// All columns of panels first..end-1 for one strip.
+template <int kRows>
+void compute_strip(const LinearCall& call, int64_t row, int64_t first_panel, int64_t end_panel, const DotInput* rows) {
+  constexpr int kVectors = tile_vectors(kRows);
+  constexpr int64_t kTileColumns = kVectors * kDotColumns;
+  Tile tile{rows, nullptr, call.panel_bytes(), call.num_groups(), nullptr};
+  const int64_t end = end_panel * kPanelColumns;
+  int64_t column = first_panel * kPanelColumns;
+  const auto at = [&](int64_t c) {
+    return call.weights + c / kPanelColumns * tile.panel_bytes + c % kPanelColumns * kGroupChannels;
+  };
+  for (; column + kTileColumns <= end && column < call.out_features; column += kTileColumns) {
+    tile.weights = at(column);
+    // Two tiles ahead, as much as this tile reads. Behind a task's last panel begins another task.
+    const int64_t next = column / kPanelColumns + 2 * kTilePanels;
+    tile.ahead = next + kTilePanels <= call.num_panels()
+                     ? call.weights + next * tile.panel_bytes + column % kPanelColumns * tile.panel_bytes / kPanelColumns
+                     : tile.weights;
+    compute_tile<kRows, kVectors>(call, row, column, tile);
+  }
+  if constexpr (kTileColumns > kPanelColumns) {
+    for (; column < end && column < call.out_features; column += kPanelColumns) {
+      tile.weights = tile.ahead = at(column);
+      compute_tile<kRows, kVectorsPerPanel>(call, row, column, tile);
+    }
+  }
+}
+
+template <int kRows>
+void compute_rows(const LinearCall& call, int64_t row, int64_t count, int64_t first_panel, int64_t end_panel,
+                  const DotInput* rows) {
+  if constexpr (kRows > 0) {
+    if (count == kRows) {
+      compute_strip<kRows>(call, row, first_panel, end_panel, rows);
+    } else {
+      compute_rows<kRows - 1>(call, row, count, first_panel, end_panel, rows);
+    }
+  }
+}
+
+// Strips of nearly equal height: one of a single row would read all weights for little work.
+int64_t num_strips(int64_t num_rows) { return (num_rows + kStripRows - 1) / kStripRows; }
+int64_t first_row(int64_t num_rows, int64_t strip) { return strip * num_rows / num_strips(num_rows); }
+
+int64_t prepared_bytes(int64_t num_rows, int64_t num_groups) {
+  return num_rows * num_groups * kGroupChannels * static_cast<int64_t>(sizeof(DotInput));
+}
+
+// A strip is [num_groups, rows, 4].
+void prepare(const LinearCall& call, int64_t strip, void* prepared) {
+  const int64_t first = first_row(call.num_rows, strip);
+  const int64_t count = first_row(call.num_rows, strip + 1) - first;
+  DotInput* out = static_cast<DotInput*>(prepared) + first * call.num_groups() * kGroupChannels;
+  for (int64_t r = 0; r < count; ++r) {
+    copy_row(call.q + (first + r) * call.in_features, call.in_features, count * kGroupChannels,
+             out + r * kGroupChannels);
+  }
+}
+
+void compute(const LinearCall& call, int64_t first_panel, int64_t end_panel, const void* prepared) {
+  for (int64_t strip = 0; strip < num_strips(call.num_rows); ++strip) {
+    const int64_t first = first_row(call.num_rows, strip);
+    const DotInput* rows = static_cast<const DotInput*>(prepared) + first * call.num_groups() * kGroupChannels;
+    compute_rows<kStripRows>(call, first, first_row(call.num_rows, strip + 1) - first, first_panel, end_panel, rows);
+  }
+}
+
+}  // namespace
+
+const LinearKernels& linear_kernels() {
+  static constexpr LinearKernels kernels = {kTilePanels, num_strips, prepared_bytes, prepare, compute};
+  return kernels;
+}
+
+}  // namespace chairlift::CHAIRLIFT_SIMD_NS

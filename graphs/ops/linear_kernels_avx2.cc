@@ -1,0 +1,2 @@
+#define CHAIRLIFT_SIMD_AVX2
+#include "linear_kernels.inl"

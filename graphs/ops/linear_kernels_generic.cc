@@ -1,0 +1,2 @@
+#define CHAIRLIFT_SIMD_GENERIC
+#include "linear_kernels.inl"

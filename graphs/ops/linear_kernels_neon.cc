@@ -1,0 +1,2 @@
+#define CHAIRLIFT_SIMD_NEON
+#include "linear_kernels.inl"
