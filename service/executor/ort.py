@@ -23,12 +23,15 @@ from service.executor.config import ExecutorConfig
 from service.executor.huge_pages import collapse_anonymous_memory
 from service.executor.kv_layout import KvArray, KvDtype, KvLayout, allocate_kv, fit_kv_layout, parse_kv_memory
 from service.executor.machine import available_memory_bytes, num_usable_cpus
-from service.executor.model_variant import KV_INPUT_PREFIX, open_variant
+from service.executor.model_variant import KV_INPUT_PREFIX, model_variant
 from service.executor.op_library import OpLibrary
 from service.executor.sample_rows import SampleRowsSession
 from service.executor.sampler import Sampler, SamplingJob
 from service.executor.step_inputs import StepInputBuffers
 
+MIN_ROWS_INT4 = 2
+"""MatMulNBits has a kernel of its own for one row of 4-bit weights, which on AVX2 rounds otherwise than the one for
+more: a sequence would depend on whether others run beside it."""
 WARM_UP_TOKENS = 512  # of one step: threads, code and the buffers' first pages are warm after these, soon enough
 
 
@@ -65,8 +68,10 @@ class OrtExecutor:
         num_floats = library.attention_workspace_floats(model, self.limits)
         self._session.bind_input("workspace", aligned_zeros((num_floats,), np.float32))
 
-        self._inputs = StepInputBuffers(self.limits)
-        self._logits: Float32Array = aligned_zeros((config.max_num_seqs, model.vocab_size), np.float32)
+        min_rows = MIN_ROWS_INT4 if manifest.weight_format == "int4" else 1
+        self._inputs = StepInputBuffers(self.limits, min_rows)
+        max_logits = max(config.max_num_seqs, min_rows)
+        self._logits: Float32Array = aligned_zeros((max_logits, model.vocab_size), np.float32)
         self._sampler = Sampler(config.max_num_seqs)
         # Sampling is one short parallel region: threads that spin for it would only delay the next step's.
         options = session_options(library.path, num_threads, "off")
@@ -170,14 +175,12 @@ def _load_session(
         options.enable_profiling = True
         options.profile_file_prefix = str(config.profile_path)
     path = config.model_dir / PREFILL_NAME
-    with open_variant(path, model, dtype, has_int8_dot=library.has_int8_dot) as variant:
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", str(variant.data_folder)
-        )
-        try:
-            session = ort.InferenceSession(variant.model_bytes, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # ONNX Runtime's exceptions share no base but this
-            raise ModelFolderError(f"{path}: ONNX Runtime cannot load it: {error}") from error
+    variant = model_variant(path, model, dtype)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    try:
+        session = ort.InferenceSession(variant, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions share no base but this
+        raise ModelFolderError(f"{path}: ONNX Runtime cannot load it: {error}") from error
     return BoundSession(session)
 
 

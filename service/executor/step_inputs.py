@@ -1,17 +1,17 @@
 """The graph inputs of one step, computed from its plan into arrays at fixed addresses.
 
-Nothing is padded: every step binds prefixes of arrays that are as large as the largest step. No Python loop runs over
-rows or tokens.
+Every step binds prefixes of arrays that are as large as the largest step; nothing is padded but steps of a single row,
+where a model needs it. No Python loop runs over rows or tokens.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from service.core.batch_state import BatchState
 from service.core.plan import StepPlan
-from service.core.types import Int32Array
+from service.core.types import NULL_BLOCK, Int32Array
 from service.executor.api import ExecutorLimits
 from service.executor.buffers import aligned_zeros
 
@@ -42,8 +42,10 @@ class StepInputs:
 class StepInputBuffers:
     """The memory behind every step's inputs. Owned by the engine thread; addresses never change."""
 
-    def __init__(self, limits: ExecutorLimits) -> None:
-        max_tokens, max_rows = limits.max_num_batched_tokens, limits.max_num_seqs
+    def __init__(self, limits: ExecutorLimits, min_rows: int = 1) -> None:
+        """`min_rows`, 1 or 2, is the least number of tokens and of logits that a step is to have."""
+        self._min_rows = min_rows
+        max_tokens, max_rows = max(limits.max_num_batched_tokens, min_rows), max(limits.max_num_seqs, min_rows)
         max_blocks = -(-limits.max_model_len // limits.block_size)
         self._block_bits = limits.block_size.bit_length() - 1
         self._token_ids = _int32(max_tokens)
@@ -56,9 +58,39 @@ class StepInputBuffers:
         self._counting: Int32Array = np.arange(max_rows + 1, dtype=np.int32)
 
     def fill(self, plan: StepPlan, batch: BatchState) -> StepInputs:
-        """Compute the inputs of `plan`. The plan must keep the limits that the buffers were made for."""
-        if plan.is_decode_only:
-            return self._fill_decode(plan.rows, batch)
+        """Compute the inputs of `plan`. The plan must keep the limits that the buffers were made for.
+
+        Rows of `min_rows` that the plan does not have follow its own: their tokens write no KV, their logits are twins.
+        """
+        inputs = self._fill_decode(plan.rows, batch) if plan.is_decode_only else self._fill_mixed(plan, batch)
+        if len(inputs.token_ids) < self._min_rows:
+            inputs = self._add_token(inputs)
+        if 0 < len(inputs.logit_indices) < self._min_rows:
+            logit_indices = self._logit_indices[:2]
+            logit_indices[1] = logit_indices[0]
+            inputs = replace(inputs, logit_indices=logit_indices)
+        return inputs
+
+    def _add_token(self, inputs: StepInputs) -> StepInputs:
+        """One more sequence, of one token that sees the null block."""
+        width = inputs.block_table.shape[1]
+        table = self._block_table[: 2 * width].reshape(2, width)
+        table[1] = NULL_BLOCK
+        self._token_ids[1] = self._positions[1] = 0
+        self._slot_mapping[1] = -1
+        self._cu_seqlens[2] = 2
+        self._context_lens[1] = 1
+        return StepInputs(
+            token_ids=self._token_ids[:2],
+            positions=self._positions[:2],
+            slot_mapping=self._slot_mapping[:2],
+            cu_seqlens=self._cu_seqlens[:3],
+            context_lens=self._context_lens[:2],
+            block_table=table,
+            logit_indices=inputs.logit_indices,
+        )
+
+    def _fill_mixed(self, plan: StepPlan, batch: BatchState) -> StepInputs:
         num_rows, num_tokens = len(plan.rows), plan.num_tokens
         num_computed = batch.num_computed_tokens[plan.rows]
         context_lens = np.add(num_computed, plan.num_scheduled, out=self._context_lens[:num_rows])

@@ -104,3 +104,25 @@ def test_inputs_are_int32_prefixes_at_fixed_addresses_and_leave_the_batch_alone(
     for name, array in again.named():
         assert (name, np.int32, True, first[name]) == (name, array.dtype, array.flags.c_contiguous, array.ctypes.data)
     assert all(np.array_equal(before[name], getattr(batch, name)) for name in before)
+
+
+def test_a_single_token_gets_company_that_writes_nothing_where_two_rows_are_needed():
+    batch = make_batch(np.random.default_rng(5))
+    plan = make_plan(batch, [(2, 6, 1, True)])
+    alone = StepInputBuffers(LIMITS).fill(plan, batch)
+    padded = StepInputBuffers(LIMITS, min_rows=2).fill(plan, batch)
+    for name in ("token_ids", "positions", "slot_mapping", "context_lens", "block_table"):
+        assert getattr(padded, name)[:1].tolist() == getattr(alone, name).tolist(), name
+    assert padded.slot_mapping.tolist()[1:] == [-1]
+    assert padded.cu_seqlens.tolist() == [0, 1, 2]
+    assert padded.context_lens.tolist()[1:] == [1]
+    assert padded.block_table[1].tolist() == [0, 0]
+    assert padded.logit_indices.tolist() == [0, 0]
+
+
+def test_a_single_row_of_logits_is_computed_twice_where_two_rows_are_needed():
+    batch = make_batch(np.random.default_rng(6))
+    buffers = StepInputBuffers(LIMITS, min_rows=2)
+    assert buffers.fill(make_plan(batch, [(0, 0, 3, False), (1, 2, 4, True)]), batch).logit_indices.tolist() == [6, 6]
+    assert buffers.fill(make_plan(batch, [(0, 0, 3, False)]), batch).logit_indices.tolist() == []
+    assert buffers.fill(make_plan(batch, [(0, 3, 1, True), (1, 6, 1, True)]), batch).logit_indices.tolist() == [0, 1]
