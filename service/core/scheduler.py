@@ -1,6 +1,6 @@
 """The scheduler: a pure state machine that decides what each step computes."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -89,8 +89,14 @@ class Scheduler:
     @property
     def counters(self) -> SchedulerCounters:
         """Sizes and totals, for metrics. Cheap."""
+        totals = self._totals
         return SchedulerCounters(
-            **asdict(self._totals),
+            num_submitted=totals.num_submitted,
+            num_finished=totals.num_finished,
+            num_preemptions=totals.num_preemptions,
+            num_recomputed_tokens=totals.num_recomputed_tokens,
+            num_queried_tokens=totals.num_queried_tokens,
+            num_hit_tokens=totals.num_hit_tokens,
             num_waiting=len(self._queue) - self._queue.num_preempted + len(self._forks),
             num_preempted=self._queue.num_preempted,
             num_running=self._batch.num_rows,

@@ -8,7 +8,7 @@ import numpy as np
 
 from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler, SchedulerConfig
-from service.core.types import FinishReason, Int32Array, Request, SamplingParams, StepResult
+from service.core.types import Int32Array, Request, SamplingParams, StepResult
 from service.errors import ChairliftError
 from service.sim.latency import StepLatency
 from service.sim.metrics import Collector
@@ -99,7 +99,7 @@ class Replica:
         collector.on_served(now_ns, batch.seq_ids[plan.rows], plan.num_scheduled)
         delta = self.scheduler.commit(plan, StepResult(self._tokens[: int(np.count_nonzero(plan.samples))]))
         collector.on_tokens(now_ns, delta.seq_ids)
-        for index in np.flatnonzero(delta.finish_reasons != FinishReason.NONE).tolist():
+        for index in np.flatnonzero(delta.finish_reasons).tolist():
             self.num_live -= 1
             collector.on_finished(now_ns, int(delta.seq_ids[index]), int(delta.finish_reasons[index]))
         self._measure(step.start_ns, now_ns, len(delta.seq_ids))
