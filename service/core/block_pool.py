@@ -127,19 +127,18 @@ class BlockPool:
         self._stack[self.num_blank : self.num_blank + len(spoilt)] = spoilt
         self.num_blank += len(spoilt)
 
-    def publish(self, chains: list[Chain]) -> None:
+    def publish(self, chains: list[Chain]) -> bool:
         """Cache chains of blocks that rows hold, with the parents of them.
 
-        A block whose digest is cached already is given up for the one that is, in the chain and by the row.
+        A block whose digest is cached already is given up for the one that is, in the chain and by the row. Returns
+        True when there was any.
         """
-        own = [block for chain in chains for block in (*chain.blocks, *chain.tail)]
-        self.cache.add(chains)
-        held = [block for chain in chains for block in (*chain.blocks, *chain.tail)]
-        if own != held:
-            before, after = np.array(own, np.int32), np.array(held, np.int32)
-            is_other = before != after
-            self.hold(after[is_other])
-            self.release(before[is_other])
+        replaced = self.cache.add(chains)
+        if replaced:
+            own, cached = np.array(replaced, np.int32).T
+            self.hold(cached)
+            self.release(own)
+        return bool(replaced)
 
     def _set_num_blank(self, num_blank: int) -> None:
         old = self.num_blank

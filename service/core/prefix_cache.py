@@ -51,6 +51,7 @@ class PrefixCache:
         self._tails: dict[int, _Tail] = {}  # by the block that they hang on
         self._new_blocks: list[int] = []  # named already, not yet marked in the arrays
         self._new_parents: list[int] = []
+        self._replaced: list[tuple[int, int]] = []  # (block of a chain, the block that is cached under its digest)
         self._log = log
 
     def match(self, digests: Iterable[bytes]) -> Int32Array:
@@ -66,14 +67,17 @@ class PrefixCache:
             blocks.append(block)
         return np.array(blocks, np.int32)
 
-    def add(self, chains: list[Chain]) -> None:
+    def add(self, chains: list[Chain]) -> list[tuple[int, int]]:
         """Cache the blocks of chains.
 
-        A block whose digest is cached already is not: its place in the chain takes the one that is.
+        A block whose digest is cached already is not: its place in the chain takes the one that is. Returns (block,
+        the one that took its place) of each.
         """
         for chain in chains:
             self._add(chain)
         self._mark_new()
+        replaced, self._replaced = self._replaced, []
+        return replaced
 
     def forget(self, blocks: Int32Array) -> None:
         """Drop cached blocks, and with each all its children."""
@@ -101,6 +105,7 @@ class PrefixCache:
             else:
                 self._hash_tail(cached)
                 chain.blocks[index] = cached
+                self._replaced.append((block, cached))
             parent = cached
         if not chain.tail:
             return
@@ -113,6 +118,8 @@ class PrefixCache:
             self._add(Chain(parent, chain.tail, digests, [], b""))
 
     def _mark_new(self) -> None:
+        if not self._new_blocks:
+            return
         places = np.array(self._new_blocks, np.int32)
         self._log.save(self.parents, places)
         self.parents[places] = self._new_parents

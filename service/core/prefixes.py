@@ -63,6 +63,8 @@ class Prefixes:
         extend_digests(sequence.block_digests, sequence.root, sequence.token_ids, self._block_size)
         max_hit_blocks = (sequence.num_tokens - 1) // self._block_size
         blocks = self._pool.cache.match(sequence.block_digests[:max_hit_blocks])
+        if not len(blocks):
+            return PrefixHit(_NO_BLOCKS, 0, 0, num_blocks, 0)
         num_held = int(np.count_nonzero(self._pool.ref_counts[blocks]))
         num_hit = len(blocks)
         return PrefixHit(blocks, num_hit * self._block_size, num_hit - num_held, num_blocks - num_held, num_hit)
@@ -112,12 +114,11 @@ class Prefixes:
                 first = batch.token_ids[row, : (start + 1) * self._block_size]
                 extend_digests(sequence.block_digests, sequence.root, first, self._block_size)
             chains.append((row, start, self._chain(row, sequence, (start, end), with_output=with_output)))
-        before = [chain.blocks + chain.tail for _, _, chain in chains]
-        if chains:
-            self._pool.publish([chain for _, _, chain in chains])
-        for (row, start, chain), old in zip(chains, before, strict=True):
-            if chain.blocks + chain.tail != old:
-                batch.block_table[row, start : start + len(old)] = chain.blocks + chain.tail
+        if chains and self._pool.publish([chain for _, _, chain in chains]):
+            for row, start, chain in chains:
+                blocks = chain.blocks + chain.tail
+                batch.block_table[row, start : start + len(blocks)] = blocks
+        for row, start, chain in chains:
             batch.num_published_blocks[row] = start + len(chain.blocks)
 
     def _chain(self, row: int, sequence: Sequence, span: tuple[int, int], *, with_output: bool) -> Chain:
