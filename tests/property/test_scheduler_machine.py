@@ -317,8 +317,10 @@ class SchedulerMachine(DeadlineRules):
         assert max((queued.num_skips for queued in snapshot.queue), default=0) <= self.config.ordering.max_skips
         ordering = self.config.ordering
         is_strict = ordering.policy == "fcfs" and ordering.skip_window == 0
-        if is_strict and snapshot.plan is None and snapshot.rows and snapshot.queue:
-            assert max(row.rank for row in snapshot.rows) < min(queued.rank for queued in snapshot.queue)
+        # A sample comes to the queue only when its prompt is there, and finds others before it then.
+        queue = [queued for queued in snapshot.queue if self.requests[queued.seq_id].fork_of is None]
+        if is_strict and snapshot.plan is None and snapshot.rows and queue:
+            assert max(row.rank for row in snapshot.rows) < min(queued.rank for queued in queue)
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
