@@ -89,20 +89,36 @@ def sampling_message(params: GenerationParams) -> pb.SamplingParams:
     return message
 
 
-def chunk_message(chunk: TextChunk) -> pb.GenerateResponse:
-    """One chunk of a stream."""
+def chunk_message(chunk: TextChunk, index: int) -> pb.GenerateResponse:
+    """One chunk of a stream, of the sample with this index."""
+    logprobs = logprobs_messages(chunk.logprobs)
     return pb.GenerateResponse(
-        chunk=pb.GenerateChunk(token_ids=chunk.token_ids, text=chunk.text, logprobs=logprobs_messages(chunk.logprobs))
+        chunk=pb.GenerateChunk(token_ids=chunk.token_ids, text=chunk.text, logprobs=logprobs, index=index)
     )
 
 
-def complete_message(generation: Generation) -> pb.GenerateComplete:
+def sample_message(generation: Generation, whole: TextChunk, index: int) -> pb.Sample:
+    """A whole sample."""
+    return pb.Sample(
+        token_ids=whole.token_ids,
+        text=whole.text,
+        logprobs=logprobs_messages(whole.logprobs),
+        complete=complete_message(generation, index),
+    )
+
+
+def complete_message(generation: Generation, index: int) -> pb.GenerateComplete:
     """How a finished generation ended, and what it took."""
     return pb.GenerateComplete(
         finish_reason=_FINISH_REASONS[generation.finish_reason],
-        usage=pb.Usage(prompt_tokens=generation.num_prompt_tokens, completion_tokens=generation.num_completion_tokens),
+        usage=pb.Usage(
+            prompt_tokens=generation.num_prompt_tokens,
+            completion_tokens=generation.num_completion_tokens,
+            cached_prompt_tokens=generation.num_cached_prompt_tokens,
+        ),
         timings=_timings_message(generation.timings),
         stop_string=generation.stop_string,
+        index=index,
     )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from service.api.params import ChatPrompt, GenerationParams, ModelLimits, Prompt, TextPrompt, TokenPrompt
@@ -77,7 +77,21 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End the sequence if it still runs."""
+        self.close()
+
+    def close(self) -> None:
+        """End the sequence if it still runs. Idempotent."""
         self._engine.cancel(self._stream.seq_id)
+
+    @property
+    def has_ended(self) -> bool:
+        """True once the last chunk has been read."""
+        return self.finish_reason is not FinishReason.NONE
+
+    @property
+    def num_cached_prompt_tokens(self) -> int:
+        """Tokens of the prompt whose keys and values were there already; known from the first chunk on."""
+        return self._stream.num_cached_prompt_tokens
 
     @property
     def timings(self) -> Timings:
@@ -157,7 +171,15 @@ class Frontend:
     async def submit(
         self, prompt: Prompt, params: GenerationParams, tenant: str = "", timeout_s: float | None = None
     ) -> Generation:
-        """Check, tokenise, and hand over to the engine. Of `timeout_s` and that of `params` the earlier counts.
+        """`submit_samples` for one sample, whatever `params.n` says."""
+        return (await self.submit_samples(prompt, replace(params, n=1), tenant, timeout_s))[0]
+
+    async def submit_samples(
+        self, prompt: Prompt, params: GenerationParams, tenant: str = "", timeout_s: float | None = None
+    ) -> list[Generation]:
+        """Check, tokenise, and hand over to the engine; as many generations as `params.n` says, one by default.
+
+        Of `timeout_s` and that of `params` the earlier counts.
 
         Raises InvalidRequestError, and what `EngineClient.submit` raises; nothing is left behind then.
         """
@@ -167,8 +189,13 @@ class Frontend:
         sampling = resolve_sampling(params, len(token_ids), self.limits)
         timeouts_s = [timeout for timeout in (params.timeout_s, timeout_s) if timeout is not None]
         deadline_ns = received_ns + round(min(timeouts_s) * 1e9) if timeouts_s else None
-        stream = self.engine.submit(token_ids, sampling, Terms(tenant, params.priority or 0, deadline_ns))
-        return Generation(self.engine, stream, self._tokenizer, params.stop_strings, received_ns)
+        terms = Terms(tenant, params.priority or 0, deadline_ns)
+        # Sample i is the very answer that a request for one sample gets with the seed plus i.
+        samplings = [replace(sampling, seed=sampling.seed + index) for index in range(params.n or 1)]
+        return [
+            Generation(self.engine, stream, self._tokenizer, params.stop_strings, received_ns)
+            for stream in self.engine.submit_samples(token_ids, samplings, terms)
+        ]
 
     async def _token_ids(self, prompt: Prompt) -> Sequence[int] | Int32Array:
         if isinstance(prompt, TokenPrompt):

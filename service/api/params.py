@@ -47,6 +47,7 @@ class GenerationParams:
     ignore_eos: bool | None = None
     stop_token_ids: Sequence[int] = ()
     stop_strings: Sequence[str] = ()
+    n: int | None = None
     priority: int | None = None  # this and the next: `GenerateRequest`
     timeout_s: float | None = None
 

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import grpc
@@ -12,8 +12,9 @@ from chairlift.inference.v1 import inference_pb2 as pb
 from chairlift.inference.v1 import inference_pb2_grpc as pb_grpc
 from google.protobuf.message import DecodeError, Message
 
-from service.api.convert import chunk_message, complete_message, logprobs_messages, params_of, prompt_of
+from service.api.convert import chunk_message, complete_message, params_of, prompt_of, sample_message
 from service.api.frontend import Frontend, Generation
+from service.api.samples import Samples
 from service.api.status import mapping_of, status_of
 from service.errors import InvalidRequestError, UnknownModelError
 
@@ -36,7 +37,7 @@ class Call:
         self._metadata = dict(context.invocation_metadata() or ())
         given = str(self._metadata.get(REQUEST_ID_KEY, ""))
         self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        self._generation: Generation | None = None
+        self._generations: Sequence[Generation] = ()
         self._code = grpc.StatusCode.CANCELLED  # until the RPC ends in another way
 
     @property
@@ -54,9 +55,9 @@ class Call:
         """Seconds until the RPC's own deadline; None without one."""
         return self._context.time_remaining()
 
-    async def admit(self, generation: Generation) -> None:
+    async def admit(self, samples: Samples) -> None:
         """Send the initial metadata: from here on, no client retries the RPC by itself."""
-        self._generation = generation
+        self._generations = samples.generations
         await self._context.send_initial_metadata(((REQUEST_ID_KEY, self.request_id),))
 
     def succeed(self) -> None:
@@ -73,13 +74,14 @@ class Call:
     def log(self) -> None:
         """Write the request's one line."""
         fields: dict[str, object] = {"request_id": self.request_id, "code": self._code.name}
-        generation = self._generation
-        if generation is not None:
-            timings = generation.timings
+        if self._generations:
+            first = self._generations[0]
+            timings = max((generation.timings for generation in self._generations), key=lambda each: each.total_ns)
             fields |= {
-                "finish_reason": generation.finish_reason.name,
-                "prompt_tokens": generation.num_prompt_tokens,
-                "completion_tokens": generation.num_completion_tokens,
+                "finish_reason": ",".join(generation.finish_reason.name for generation in self._generations),
+                "prompt_tokens": first.num_prompt_tokens,
+                "cached_prompt_tokens": first.num_cached_prompt_tokens,
+                "completion_tokens": sum(generation.num_completion_tokens for generation in self._generations),
                 "prepare_ms": round(timings.prepare_ns / 1e6, 3),
                 "first_token_ms": round(timings.first_token_ns / 1e6, 3),
                 "decode_ms": round(timings.decode_ns / 1e6, 3),
@@ -103,12 +105,14 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         """Stream one generation. However the RPC ends, leaving the generation's context frees its blocks."""
         call = self._begin(context)
         try:
-            with await self._submit(_readable(request), call) as generation:
-                await call.admit(generation)
-                await context.write(self._started(call, generation))
-                async for chunk in generation:
-                    await context.write(chunk_message(chunk))
-                await context.write(pb.GenerateResponse(complete=complete_message(generation)))
+            with await self._submit(_readable(request), call) as samples:
+                await call.admit(samples)
+                await context.write(self._started(call, samples))
+                async for index, chunk in samples:
+                    await context.write(chunk_message(chunk, index))
+                    if samples.generations[index].has_ended:
+                        complete = complete_message(samples.generations[index], index)
+                        await context.write(pb.GenerateResponse(complete=complete))
             call.succeed()
         except Exception as error:
             await call.abort(error)
@@ -126,17 +130,22 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             message = _readable(request)
             if not message.HasField("request"):
                 raise InvalidRequestError("request", None, "required")
-            with await self._submit(message.request, call) as generation:
-                whole = await generation.collect()
-            await call.admit(generation)
+            with await self._submit(message.request, call) as samples:
+                wholes = await samples.collect()
+            await call.admit(samples)
             call.succeed()
+            first, *others = (
+                sample_message(generation, whole, index)
+                for index, (generation, whole) in enumerate(zip(samples.generations, wholes, strict=True))
+            )
             return pb.GenerateUnaryResponse(
                 request_id=call.request_id,
                 model=self._frontend.limits.model_name,
-                token_ids=whole.token_ids,
-                text=whole.text,
-                logprobs=logprobs_messages(whole.logprobs),
-                complete=complete_message(generation),
+                token_ids=first.token_ids,
+                text=first.text,
+                logprobs=first.logprobs,
+                complete=first.complete,
+                other_samples=others,
             )
         except Exception as error:
             await call.abort(error)
@@ -155,19 +164,19 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         if not self._num_active:
             self.idle.set()
 
-    async def _submit(self, request: pb.GenerateRequest, call: Call) -> Generation:
+    async def _submit(self, request: pb.GenerateRequest, call: Call) -> Samples:
         served = self._frontend.limits.model_name
         if request.model and request.model != served:
             raise UnknownModelError(request.model[:_MAX_SHOWN_CHARS], served)
         prompt, params = prompt_of(request), params_of(request)
-        return await self._frontend.submit(prompt, params, call.tenant, call.time_remaining_s)
+        return Samples(await self._frontend.submit_samples(prompt, params, call.tenant, call.time_remaining_s))
 
-    def _started(self, call: Call, generation: Generation) -> pb.GenerateResponse:
+    def _started(self, call: Call, samples: Samples) -> pb.GenerateResponse:
         return pb.GenerateResponse(
             started=pb.GenerateStarted(
                 request_id=call.request_id,
                 model=self._frontend.limits.model_name,
-                prompt_tokens=generation.num_prompt_tokens,
+                prompt_tokens=samples.generations[0].num_prompt_tokens,
             )
         )
 

@@ -23,6 +23,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_ROLE_CHARS = 64
 MAX_PRIORITY = 10
+MAX_SAMPLES = 16
 MAX_TIMEOUT_S = 86_400.0
 
 
@@ -38,6 +39,7 @@ def validate_params(params: GenerationParams, limits: ModelLimits) -> None:
     _check_range("presence_penalty", params.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
     _check_range("num_logprobs", params.num_logprobs, 0, MAX_LOGPROBS)
     _check_range("seed", params.seed, -(2**63), 2**63 - 1)
+    _check_range("n", params.n, 1, MAX_SAMPLES)
     _check_range("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY)
     _check_range("timeout", params.timeout_s, 0.0, MAX_TIMEOUT_S)
     for name, count in (("top_k", params.top_k), ("min_tokens", params.min_tokens)):

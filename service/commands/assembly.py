@@ -15,6 +15,7 @@ from service.config import ExecutorSettings
 from service.core.scheduler import Scheduler, SchedulerConfig
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
+from service.engine.prefix_keys import PrefixKeys
 from service.engine.scheduling import NS_PER_S, SchedulingSettings
 from service.engine.settings import EngineSettings
 from service.errors import ConfigError, ModelFolderError
@@ -75,7 +76,15 @@ def load_model(
         loaded = undo.enter_context(closing(create_executor(executor.executor_config(model_dir))))
         scheduler = Scheduler(scheduler_config(loaded.limits, engine, scheduling))
         clock = MonotonicClock()
-        served = Engine(scheduler, loaded, engine, eos_token_ids=model.eos_token_ids, clock=clock, observer=observer)
+        served = Engine(
+            scheduler,
+            loaded,
+            engine,
+            eos_token_ids=model.eos_token_ids,
+            clock=clock,
+            observer=observer,
+            prefix_keys=prefix_keys(manifest, scheduling or SchedulingSettings()),
+        )
         limits = ModelLimits(
             model_name=model.name,
             vocab_size=model.vocab_size,
@@ -102,7 +111,14 @@ def scheduler_config(
         max_waiting_tokens=engine.max_waiting_tokens + limits.max_num_seqs * limits.max_model_len,
         max_queue_wait_ns=round(scheduling.max_queue_wait_s * NS_PER_S),
         ordering=scheduling.ordering(),
+        prefix_cache=scheduling.prefix_cache == "on",
     )
+
+
+def prefix_keys(manifest: Manifest, scheduling: SchedulingSettings) -> PrefixKeys:
+    """The names that prompts have in the prefix cache: blocks of another model, or of other weights, never match."""
+    model_hash = ",".join(f"{name}:{record.sha256}" for name, record in sorted(manifest.files.items()))
+    return PrefixKeys(model_hash, scheduling.shared_prefix_scope, scheduling.prefix_cache == "on")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from service.api.frontend import Generation, TextChunk
 from service.api.params import ChatPrompt, GenerationParams, Prompt, TextPrompt, TokenPrompt
 from service.errors import ChairliftError, InvalidRequestError
 
-INTEGERS = ("max_tokens", "top_k", "seed", "num_logprobs", "min_tokens", "priority")
+INTEGERS = ("max_tokens", "top_k", "seed", "num_logprobs", "min_tokens", "n", "priority")
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "timeout_s")
 FIELDS = (*INTEGERS, *NUMBERS, "logit_bias", "ignore_eos", "stop_token_ids", "stop_strings", "stop")
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
@@ -40,8 +40,8 @@ def parse_line(line: str) -> RequestLine:
         return RequestLine(line_id, error)
 
 
-def result_line(line_id: object, generation: Generation, whole: TextChunk) -> str:
-    """The result of a request that ended well. Times are milliseconds."""
+def result_line(line_id: object, generation: Generation, whole: TextChunk, index: int | None = None) -> str:
+    """The result of a sample that ended well, with its index when the request had `n`. Times are milliseconds."""
     timings = generation.timings
     result: dict[str, object] = {
         "id": line_id,
@@ -50,6 +50,7 @@ def result_line(line_id: object, generation: Generation, whole: TextChunk) -> st
         "finish_reason": generation.finish_reason.name.lower(),
         "usage": {
             "prompt_tokens": generation.num_prompt_tokens,
+            "cached_prompt_tokens": generation.num_cached_prompt_tokens,
             "completion_tokens": generation.num_completion_tokens,
         },
         "timings": {
@@ -59,6 +60,8 @@ def result_line(line_id: object, generation: Generation, whole: TextChunk) -> st
             "total_ms": round(timings.total_ns / 1e6, 3),
         },
     }
+    if index is not None:
+        result["index"] = index
     if whole.logprobs:
         result["logprobs"] = [
             {

@@ -14,6 +14,7 @@ import uvloop
 
 from service import config
 from service.api.frontend import Frontend
+from service.api.samples import Samples
 from service.commands.assembly import load_model
 from service.commands.model_source import model_folder
 from service.commands.request_lines import RequestLine, error_line, parse_line, result_line
@@ -26,7 +27,8 @@ from service.obs.logging import configure_logging
 
 EPILOG = """A request line is a JSON object: an `id`, one of `prompt`, `prompt_token_ids` and `messages`, and sampling
 fields (max_tokens, temperature, top_k, top_p, min_p, seed, stop, ignore_eos, ...). A result line has the `id`,
-`token_ids`, `text`, `finish_reason`, `usage` and `timings`, or `error` when the request was bad. Results are written as
+`token_ids`, `text`, `finish_reason`, `usage` and `timings`, or `error` when the request was bad; with `n` there is a
+line for each sample, with its `index`. Results are written as
 they finish, and long requests start first, so join them to their requests by `id`."""
 WINDOW_LINES = 4096
 """Lines read ahead, of which the longest starts next: what starts last should end soon, for it runs nearly alone."""
@@ -126,7 +128,7 @@ class BatchRun:
 
     async def _answer_line(self, line: RequestLine) -> None:
         try:
-            self._write(await self._result(line))
+            self._write(await self._results(line))
         except EngineDeadError:
             raise
         except ChairliftError as error:
@@ -135,14 +137,18 @@ class BatchRun:
         finally:
             self._slots.release()
 
-    async def _result(self, line: RequestLine) -> str:
+    async def _results(self, line: RequestLine) -> str:
         if isinstance(line.request, ChairliftError):
             raise line.request
-        with await self._frontend.submit(*line.request) as generation:
-            whole = await generation.collect()
-        self._tally.prompt_tokens += generation.num_prompt_tokens
-        self._tally.completion_tokens += generation.num_completion_tokens
-        return result_line(line.id, generation, whole)
+        with Samples(await self._frontend.submit_samples(*line.request)) as samples:
+            wholes = await samples.collect()
+        self._tally.prompt_tokens += samples.generations[0].num_prompt_tokens
+        has_index = line.request[1].n is not None
+        lines = []
+        for index, (generation, whole) in enumerate(zip(samples.generations, wholes, strict=True)):
+            self._tally.completion_tokens += generation.num_completion_tokens
+            lines.append(result_line(line.id, generation, whole, index if has_index else None))
+        return "".join(lines)
 
     def _write(self, line: str) -> None:
         self._output.write(line)

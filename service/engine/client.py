@@ -1,5 +1,6 @@
 """What the front side sees of an engine, be it a thread of this process or a process of its own."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +38,15 @@ class EngineClient(Protocol):
 
         Raises OverloadedError when the queue is full, UnserviceableError when the KV buffer could never hold the
         request, DrainingError or EngineDeadError when nothing is taken any more; nothing is left behind then.
+        """
+        ...
+
+    def submit_samples(
+        self, prompt_token_ids: Int32Array, samplings: Sequence[SamplingParams], terms: Terms | None = None
+    ) -> list[TokenStream]:
+        """Start a sequence for each of `samplings`.
+
+        All of them are started or none: raises what `submit` raises.
         """
         ...
 

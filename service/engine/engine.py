@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from service.clock import Clock
@@ -14,10 +14,11 @@ from service.engine.health import EngineState, Heartbeat
 from service.engine.inbox import Inbox
 from service.engine.loop import EngineLoop
 from service.engine.observer import EngineObserver
+from service.engine.prefix_keys import PrefixKeys
 from service.engine.router import OutputRouter
 from service.engine.settings import EngineSettings
 from service.engine.stream import TokenStream
-from service.errors import DrainingError, EngineDeadError, OverloadedError, UnserviceableError
+from service.errors import ChairliftError, DrainingError, EngineDeadError, OverloadedError, UnserviceableError
 from service.executor.api import Executor
 
 
@@ -28,7 +29,7 @@ class Engine:
     ends the thread and frees the executor there.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  its parts are made by whoever puts a served model together
         self,
         scheduler: Scheduler,
         executor: Executor,
@@ -37,6 +38,7 @@ class Engine:
         eos_token_ids: tuple[int, ...],
         clock: Clock,
         observer: EngineObserver,
+        prefix_keys: PrefixKeys | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -44,6 +46,7 @@ class Engine:
         self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._observer = observer
+        self._prefix_keys = prefix_keys or PrefixKeys()
         self._inbox = Inbox(settings.max_waiting_requests)
         self._heartbeat = Heartbeat()
         self._seq_ids = itertools.count(1)
@@ -96,25 +99,41 @@ class Engine:
 
     def submit(self, prompt_token_ids: Int32Array, sampling: SamplingParams, terms: Terms | None = None) -> TokenStream:
         """Start a sequence; see EngineClient."""
+        return self.submit_samples(prompt_token_ids, [sampling], terms)[0]
+
+    def submit_samples(
+        self, prompt_token_ids: Int32Array, samplings: Sequence[SamplingParams], terms: Terms | None = None
+    ) -> list[TokenStream]:
+        """Start a sequence for each of `samplings`; see EngineClient."""
         terms = terms or Terms()
-        self._check_may_submit(prompt_token_ids, sampling)
         now_ns = self._clock.now_ns()
-        seq_id = next(self._seq_ids)
-        request = Request(
-            seq_id,
-            prompt_token_ids,
-            sampling,
-            self._eos_token_ids,
-            terms.tenant,
-            now_ns,
-            priority=terms.priority,
-            deadline_ns=terms.deadline_ns,
-        )
-        self._inbox.submit(request)
-        stream = TokenStream(seq_id, len(prompt_token_ids), self._settings.max_pending_tokens)
-        stream.submitted_ns = now_ns
-        self._router.open(stream)
-        return stream
+        root, digests = self._prefix_keys.of(prompt_token_ids, terms.tenant, self._executor.limits.block_size)
+        streams: list[TokenStream] = []
+        try:
+            for sampling in samplings:
+                self._check_may_submit(prompt_token_ids, sampling)
+                request = Request(
+                    next(self._seq_ids),
+                    prompt_token_ids,
+                    sampling,
+                    self._eos_token_ids,
+                    terms.tenant,
+                    now_ns,
+                    priority=terms.priority,
+                    deadline_ns=terms.deadline_ns,
+                    cache_root=root,
+                    block_digests=digests,
+                )
+                self._inbox.submit(request)
+                stream = TokenStream(request.seq_id, len(prompt_token_ids), self._settings.max_pending_tokens)
+                stream.submitted_ns = now_ns
+                self._router.open(stream)
+                streams.append(stream)
+        except ChairliftError:
+            for stream in streams:
+                self.cancel(stream.seq_id)
+            raise
+        return streams
 
     def cancel(self, seq_id: int) -> None:
         """Forget the sequence; see EngineClient. Must be called on the loop's thread."""

@@ -67,7 +67,7 @@ class OutputRouter:
 
     def publish(self, delta: StepDelta) -> None:
         """Hand one step's tokens over. Engine thread."""
-        if len(delta.seq_ids):
+        if len(delta.seq_ids) or delta.cached_prompt_tokens:
             self._loop.call_soon_threadsafe(self._deliver, delta)
 
     def end(self, ended: list[tuple[int, FinishReason]]) -> None:
@@ -86,6 +86,9 @@ class OutputRouter:
 
     def _deliver(self, delta: StepDelta) -> None:
         now_ns = self._clock.now_ns()
+        for seq_id, num_cached in delta.cached_prompt_tokens.items():
+            if seq_id in self._streams:
+                self._streams[seq_id].num_cached_prompt_tokens = num_cached
         columns = zip(delta.seq_ids.tolist(), delta.token_ids.tolist(), delta.finish_reasons.tolist(), strict=True)
         for index, (seq_id, token_id, reason) in enumerate(columns):
             stream = self._streams.get(seq_id)

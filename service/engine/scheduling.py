@@ -1,5 +1,7 @@
 """How requests are ordered and steps are filled: the scheduler's settings."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from service.core.scheduler_config import OrderingConfig, Policy
@@ -31,6 +33,16 @@ class SchedulingSettings(BaseModel):
     max_skips: int = Field(default=16, ge=0, description="admissions that may pass a request that does not fit")
     max_queue_wait_s: float = Field(
         default=0.0, ge=0, description="seconds in the queue after which a request is refused; 0: as long as it takes"
+    )
+
+    prefix_cache: Literal["on", "off"] = Field(
+        default="on", description="whether KV blocks are kept for requests that begin with the same tokens"
+    )
+    shared_prefix_scope: str = Field(
+        default="",
+        max_length=256,
+        description="a name: all tenants share cached blocks under it, and can time each other's prompts; "
+        "unset: each tenant has its own",
     )
 
     @field_validator("tenant_weights")

@@ -27,6 +27,7 @@ class TokenStream:
     def __init__(self, seq_id: int, num_prompt_tokens: int, max_pending_tokens: int) -> None:
         self.seq_id = seq_id
         self.num_prompt_tokens = num_prompt_tokens
+        self.num_cached_prompt_tokens = 0  # that were not computed, but found: known from the first token on
         self.submitted_ns = 0
         self.first_token_ns = 0  # 0 until there is one
         self.last_token_ns = 0

@@ -156,6 +156,80 @@ def test_many_streams_at_once_get_what_each_gets_alone() -> None:
     run_async(main())
 
 
+def test_samples_stream_side_by_side_each_with_its_index() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            responses = await responses_to(toy, request_for(n=3))
+            await eventually(lambda: toy.served.has_all_blocks_free)
+        expected = toy_output(PROMPT, 6)
+        for index in range(3):
+            chunks = [response for response in responses if response.chunk.token_ids and response.chunk.index == index]
+            assert token_ids_of(chunks) == expected
+        completes = {
+            response.complete.index: response.complete for response in responses if response.HasField("complete")
+        }
+        assert sorted(completes) == [0, 1, 2]
+        assert all(complete.usage.completion_tokens == 6 for complete in completes.values())
+
+    run_async(main())
+
+
+def test_unary_answers_all_samples() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            response = await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for(n=3)))
+        expected = toy_output(PROMPT, 6)
+        assert [list(sample.token_ids) for sample in (response, *response.other_samples)] == [expected] * 3
+        assert [sample.complete.index for sample in response.other_samples] == [1, 2]
+
+    run_async(main())
+
+
+def test_a_sample_that_fails_ends_the_rpc_and_frees_the_others() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            toy.served.executor.failing_seq_ids = [2]
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await responses_to(toy, request_for(n=3, max_tokens=100))
+            with pytest.raises(grpc.aio.AioRpcError):
+                toy.served.executor.failing_seq_ids = [5]
+                await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for(n=3, max_tokens=100)))
+            await eventually(lambda: toy.served.has_all_blocks_free and not toy.served.engine.num_open_streams)
+        assert raised.value.code() is grpc.StatusCode.INTERNAL
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("count", [0, 17])
+def test_samples_are_one_to_sixteen(count: int) -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            assert (
+                len((await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for(n=16)))).other_samples)
+                == 15
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await responses_to(toy, request_for(n=count))
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "n" in str(raised.value.details())
+
+    run_async(main())
+
+
+def test_the_second_turn_reports_what_it_found_cached() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            first = await responses_to(toy, request_for(range(1, 10)))
+            history = [*range(1, 10), *token_ids_of(first), 7]
+            tenant = (("x-tenant-id", "other"),)
+            other = [response async for response in toy.stub.Generate(request_for(history), metadata=tenant)]
+            second = await responses_to(toy, request_for(history))
+        usages = [responses[-1].complete.usage for responses in (first, other, second)]
+        assert [usage.cached_prompt_tokens for usage in usages] == [0, 0, 12]  # of 14 computed: 3 blocks of 4
+
+    run_async(main())
+
+
 def test_tokens_that_gather_share_a_chunk() -> None:
     """The engine runs ahead of a reader that does not read: later messages carry several tokens."""
 

@@ -35,7 +35,7 @@ def test_every_line_gets_its_result_and_a_bad_one_stops_nothing() -> None:
         }
         assert good[3]["text"] == toy_text(toy_output([3, 5], 4))
         assert good[3]["finish_reason"] == "length"
-        assert good[3]["usage"] == {"prompt_tokens": 2, "completion_tokens": 4}
+        assert good[3]["usage"] == {"prompt_tokens": 2, "cached_prompt_tokens": 0, "completion_tokens": 4}
         assert set(good[3]["timings"]) == {"prepare_ms", "first_token_ms", "decode_ms", "total_ms"}
         bad = {result["id"]: result["error"] for result in results if "error" in result}
         assert set(bad) == {None, "b"} and "prompt" in bad["b"]
@@ -55,6 +55,20 @@ def test_stop_string_in_the_middle_of_a_batch() -> None:
             await BatchRun(toy.frontend, output, max_in_flight=1).answer(io.StringIO(json.dumps(request)))
         result = json.loads(output.getvalue())
         assert (result["token_ids"], result["finish_reason"]) == (expected[:6], "stop")
+
+    run_async(main())
+
+
+def test_every_sample_of_a_line_gets_its_result() -> None:
+    async def main() -> None:
+        request = {"id": 1, "prompt_token_ids": PROMPT, "max_tokens": 5, "temperature": 0, "n": 3}
+        output = io.StringIO()
+        async with served_toy() as toy:
+            tally = await BatchRun(toy.frontend, output, max_in_flight=1).answer(io.StringIO(json.dumps(request)))
+        results = [json.loads(line) for line in output.getvalue().splitlines()]
+        assert [(result["id"], result["index"]) for result in results] == [(1, 0), (1, 1), (1, 2)]
+        assert [result["token_ids"] for result in results] == [toy_output(PROMPT, 5)] * 3
+        assert (tally.prompt_tokens, tally.completion_tokens) == (3, 15)
 
     run_async(main())
 

@@ -1,0 +1,30 @@
+"""What prompts are called in the prefix cache: computed on the front side, so that steps do not wait for it."""
+
+from dataclasses import dataclass
+
+from service.core.block_hash import extend_digests, scope_root, tenant_root
+from service.core.types import Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixKeys:
+    """Derives digests from who asks, and never from what a caller says about it.
+
+    Cached blocks are private to a tenant, unless the operator names a `shared_scope`: then all tenants share them, and
+    whoever guesses a prompt can tell from the time to the first token that another has sent it.
+    """
+
+    model_hash: str = ""
+    shared_scope: str = ""
+    is_on: bool = True
+
+    def of(self, token_ids: Int32Array, tenant: str, block_size: int) -> tuple[bytes, tuple[bytes, ...]]:
+        """`Request.cache_root` and `Request.block_digests` of a prompt."""
+        if self.shared_scope:
+            root = scope_root(self.model_hash, self.shared_scope)
+        else:
+            root = tenant_root(self.model_hash, tenant)
+        digests: list[bytes] = []
+        if self.is_on:
+            extend_digests(digests, root, token_ids, block_size)
+        return root, tuple(digests)
