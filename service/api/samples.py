@@ -37,9 +37,12 @@ class Samples:
                 await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in reading if task.done()]:
                     index = reading.pop(task)
-                    yield index, task.result()
-                    if not self.generations[index].has_ended:
+                    generation, chunk = self.generations[index], task.result()
+                    if generation.has_ended:
+                        generation.close()  # it may have ended with a stop string, which the engine knows nothing of
+                    else:
                         reading[self._next(index)] = index
+                    yield index, chunk
         finally:
             for task in reading:
                 task.cancel()
@@ -48,7 +51,7 @@ class Samples:
         """Everything, in one chunk for each sample. Raises the first error that ends one of them."""
         if len(self.generations) == 1:
             return [await self.generations[0].collect()]
-        tasks = [asyncio.ensure_future(generation.collect()) for generation in self.generations]
+        tasks = [asyncio.create_task(_collect(generation)) for generation in self.generations]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -57,3 +60,9 @@ class Samples:
 
     def _next(self, index: int) -> "asyncio.Task[TextChunk]":
         return asyncio.create_task(self.generations[index].__anext__())
+
+
+async def _collect(generation: Generation) -> TextChunk:
+    whole = await generation.collect()
+    generation.close()
+    return whole

@@ -185,6 +185,18 @@ def test_unary_answers_all_samples() -> None:
     run_async(main())
 
 
+def test_every_sample_ends_with_its_stop_string() -> None:
+    async def main() -> None:
+        stop = toy_text(toy_output(PROMPT, 3)[2:])
+        async with connected_toy() as toy:
+            request = request_for(n=2, max_tokens=100, stop_strings=[stop])
+            responses = await responses_to(toy, request)
+            await eventually(lambda: toy.served.has_all_blocks_free)
+        assert [response.complete.stop_string for response in responses if response.HasField("complete")] == [stop] * 2
+
+    run_async(main())
+
+
 def test_a_sample_that_fails_ends_the_rpc_and_frees_the_others() -> None:
     async def main() -> None:
         async with connected_toy() as toy:
