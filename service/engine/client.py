@@ -44,7 +44,7 @@ class EngineClient(Protocol):
     def submit_samples(
         self, prompt_token_ids: Int32Array, samplings: Sequence[SamplingParams], terms: Terms | None = None
     ) -> list[TokenStream]:
-        """Start a sequence for each of `samplings`.
+        """Start a sequence for each of `samplings`, which share the prompt's computation and its KV blocks.
 
         All of them are started or none: raises what `submit` raises.
         """

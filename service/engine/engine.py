@@ -123,6 +123,7 @@ class Engine:
                     deadline_ns=terms.deadline_ns,
                     cache_root=root,
                     block_digests=digests,
+                    fork_of=streams[0].seq_id if streams else None,
                 )
                 self._inbox.submit(request)
                 stream = TokenStream(request.seq_id, len(prompt_token_ids), self._settings.max_pending_tokens)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphs.manifest import ModelInfo
+from service.core.types import Int32Array
 from service.errors import ConfigError
 from service.executor.buffers import HUGE_PAGE_BYTES, aligned_zeros
 
@@ -138,3 +139,10 @@ def allocate_kv(layout: KvLayout) -> list[KvArray]:
         return [aligned_zeros(layout.layer_shape, layout.dtype, HUGE_PAGE_BYTES) for _ in range(layout.num_layers)]
     except MemoryError as error:
         raise ConfigError(f"kv_memory: the system refuses {layout.total_bytes:,} bytes") from error
+
+
+def copy_blocks(arrays: list[KvArray], block_copies: Int32Array) -> None:
+    """Copy blocks in every layer: int32[num_copies, 2], source and target; no target is a source too."""
+    sources, targets = block_copies.T
+    for array in arrays:
+        array[targets] = array[sources]

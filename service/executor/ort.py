@@ -21,7 +21,15 @@ from service.executor.bound_session import BoundSession, session_options
 from service.executor.buffers import aligned_zeros
 from service.executor.config import ExecutorConfig
 from service.executor.huge_pages import collapse_anonymous_memory
-from service.executor.kv_layout import KvArray, KvDtype, KvLayout, allocate_kv, fit_kv_layout, parse_kv_memory
+from service.executor.kv_layout import (
+    KvArray,
+    KvDtype,
+    KvLayout,
+    allocate_kv,
+    copy_blocks,
+    fit_kv_layout,
+    parse_kv_memory,
+)
 from service.executor.machine import available_memory_bytes, num_usable_cpus
 from service.executor.model_variant import KV_INPUT_PREFIX, model_variant
 from service.executor.op_library import OpLibrary
@@ -123,6 +131,8 @@ class OrtExecutor:
         if self._is_busy:
             raise ExecutorError("a step was dispatched while another is in flight")
         started_ns = time.perf_counter_ns()
+        if len(plan.block_copies):
+            copy_blocks(self.kv_cache, plan.block_copies)
         inputs = self._inputs.fill(plan, batch)
         if not writes_kv:
             inputs.slot_mapping[:] = -1

@@ -67,6 +67,22 @@ SAMPLED = SamplingParams(
 )
 
 
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+def test_samples_that_share_a_prompt_yield_what_each_yields_alone(executor_of, run, kv_dtype: str) -> None:
+    executor = executor_of("float32", kv_dtype)
+    for length in (5, 8, 17):
+        first = replace(requests(SAMPLED, (length,))[0], seq_id=1)
+        forks = [
+            replace(first, seq_id=seq_id, sampling=replace(first.sampling, seed=1000 + seq_id), fork_of=1)
+            for seq_id in (2, 3, 4)
+        ]
+        together = run(executor, [first, *forks])
+        for request in (first, *forks):
+            alone = run(executor, [replace(request, fork_of=None)])
+            assert alone.tokens[request.seq_id] == together.tokens[request.seq_id]
+        assert len({tuple(tokens) for tokens in together.tokens.values()}) == 4
+
+
 def test_float32_yields_the_reference_models_greedy_tokens(tiny_llama, executor_of, run) -> None:
     reference = ReferenceModel(open_source(tiny_llama))
     asked = requests(replace(GREEDY, num_logprobs=3))

@@ -169,6 +169,7 @@ def test_samples_stream_side_by_side_each_with_its_index() -> None:
             response.complete.index: response.complete for response in responses if response.HasField("complete")
         }
         assert sorted(completes) == [0, 1, 2]
+        assert [completes[index].usage.cached_prompt_tokens for index in range(3)] == [0, 2, 2]
         assert all(complete.usage.completion_tokens == 6 for complete in completes.values())
 
     run_async(main())

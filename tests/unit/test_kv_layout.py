@@ -7,7 +7,7 @@ import pytest
 
 from graphs.manifest import ModelInfo
 from service.errors import ConfigError
-from service.executor.kv_layout import KvDtype, KvLayout, allocate_kv, fit_kv_layout, parse_kv_memory
+from service.executor.kv_layout import KvDtype, KvLayout, allocate_kv, copy_blocks, fit_kv_layout, parse_kv_memory
 
 MODEL = ModelInfo(
     name="m",
@@ -126,3 +126,15 @@ def test_more_than_the_address_space_is_refused() -> None:
     layout = KvLayout(KvDtype.FLOAT32, num_layers=1, num_blocks=2**34, num_kv_heads=8, block_size=16, head_dim=256)
     with pytest.raises(ConfigError, match="kv_memory: the system refuses 4,503,599,627,370,496 bytes"):
         allocate_kv(layout)
+
+
+@pytest.mark.parametrize("dtype", list(KvDtype))
+def test_a_copied_block_is_the_same_in_every_layer(dtype: KvDtype) -> None:
+    layout = KvLayout(dtype, num_layers=2, num_blocks=5, num_kv_heads=2, block_size=4, head_dim=8)
+    arrays, rng = allocate_kv(layout), np.random.default_rng(0)
+    for array in arrays:
+        array[:] = rng.integers(-9, 9, array.shape)
+    before = [array.copy() for array in arrays]
+    copy_blocks(arrays, np.array([[1, 3], [1, 4]], np.int32))
+    for array, old in zip(arrays, before, strict=True):
+        assert np.array_equal(array[[0, 1, 2, 3, 4]], old[[0, 1, 2, 1, 1]])

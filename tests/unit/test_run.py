@@ -68,6 +68,7 @@ def test_every_sample_of_a_line_gets_its_result() -> None:
         results = [json.loads(line) for line in output.getvalue().splitlines()]
         assert [(result["id"], result["index"]) for result in results] == [(1, 0), (1, 1), (1, 2)]
         assert [result["token_ids"] for result in results] == [toy_output(PROMPT, 5)] * 3
+        assert [result["usage"]["cached_prompt_tokens"] for result in results] == [0, 2, 2]
         assert (tally.prompt_tokens, tally.completion_tokens) == (3, 15)
 
     run_async(main())
