@@ -16,7 +16,7 @@ from service.core.scheduler import Scheduler, SchedulerConfig
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.prefix_keys import PrefixKeys
-from service.engine.scheduling import NS_PER_S, SchedulingSettings
+from service.engine.scheduling import NS_PER_MS, NS_PER_S, SchedulingSettings
 from service.engine.settings import EngineSettings
 from service.errors import ConfigError, ModelFolderError
 from service.executor.api import ExecutorLimits
@@ -109,6 +109,8 @@ def scheduler_config(
         max_model_len=limits.max_model_len,
         max_waiting_requests=engine.max_waiting_requests + limits.max_num_seqs,
         max_waiting_tokens=engine.max_waiting_tokens + limits.max_num_seqs * limits.max_model_len,
+        target_itl_ns=round(scheduling.target_itl_ms * NS_PER_MS),
+        prefill_share=scheduling.prefill_share,
         max_queue_wait_ns=round(scheduling.max_queue_wait_s * NS_PER_S),
         ordering=scheduling.ordering(),
         prefix_cache=scheduling.prefix_cache == "on",

@@ -49,6 +49,7 @@ class BatchState:
         self.min_p: Float32Array = np.zeros(max_num_seqs, np.float32)
         self.seed: Int64Array = np.zeros(max_num_seqs, np.int64)  # the 64 bits of SamplingParams.seed
         self.rank: Int64Array = np.zeros(max_num_seqs, np.int64)  # Sequence.rank
+        self.admitted_step: Int64Array = np.zeros(max_num_seqs, np.int64)  # whose plan gave the sequence its row
         self.tenant_slot: Int32Array = np.zeros(max_num_seqs, np.int32)  # Sequence.tenant_slot
         self.min_num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens a stop token may follow
         self.max_num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens that end it with LENGTH
@@ -165,6 +166,7 @@ class BatchState:
             self.min_p,
             self.seed,
             self.rank,
+            self.admitted_step,
             self.tenant_slot,
             self.min_num_tokens,
             self.max_num_tokens,

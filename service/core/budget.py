@@ -3,26 +3,53 @@
 import math
 from dataclasses import dataclass
 
+from service.core.batch_state import BatchState
+from service.core.scheduler_config import SchedulerConfig
+from service.core.step_time import StepLoad, StepTimeModel
+
 _HORIZON_S = 10.0
 _MIN_RETRY_S = 0.1
 _MAX_RETRY_S = 60.0
 _UNKNOWN_RETRY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
 class ChunkBudget:
     """Shares a step's tokens: every decode row gets its one token first, chunks share what is left.
 
     `max_chunk_tokens` bounds the prompt tokens of one step, all its chunks together; 0 sets no bound of its own.
+
+    With a target for the time between the tokens of a stream, chunks fill the time that decoding leaves of it, as the
+    step-time model says and less its usual error. Prompts always get `prefill_share` of the target, and a block's
+    tokens at least, so that decoding cannot starve them. No chunk is more than twice as large as any that was
+    measured, the first ones two blocks: what a far larger one would take, the model cannot know.
     """
 
-    max_num_batched_tokens: int
-    max_chunk_tokens: int = 0
+    def __init__(self, config: SchedulerConfig, step_time: StepTimeModel) -> None:
+        self._config = config
+        self._step_time = step_time
 
-    def chunk_tokens(self, num_decode_tokens: int) -> int:
+    def chunk_tokens(self, num_decode_tokens: int, batch: BatchState) -> int:
         """Prompt tokens that a step with `num_decode_tokens` may compute."""
-        left = self.max_num_batched_tokens - num_decode_tokens
-        return min(left, self.max_chunk_tokens) if self.max_chunk_tokens else left
+        config = self._config
+        num_tokens = config.max_num_batched_tokens - num_decode_tokens
+        if config.max_chunk_tokens:
+            num_tokens = min(num_tokens, config.max_chunk_tokens)
+        if config.target_itl_ns and num_decode_tokens:  # without decode rows no stream waits for a token
+            num_tokens = min(num_tokens, self._tokens_within_target(num_decode_tokens, batch))
+        return num_tokens
+
+    def _tokens_within_target(self, num_decode_tokens: int, batch: BatchState) -> int:
+        model, target_ns, block_size = self._step_time, self._config.target_itl_ns, self._config.block_size
+        computed = batch.num_computed_tokens[: batch.num_rows]
+        context_tokens = int(computed[: batch.num_decode_rows].sum())
+        in_progress = int(computed[batch.num_decode_rows :].max(initial=0))
+        largest = 2 * max(model.max_prefill_tokens, block_size)
+        if not model.max_prefill_tokens:
+            return largest
+        with_prompt = StepLoad(1, num_decode_tokens, context_tokens)
+        taken_ns = model.predict_ns(with_prompt) + model.spread_ns(with_prompt)
+        free_ns = max(target_ns - taken_ns, self._config.prefill_share * target_ns)
+        return int(max(block_size, min(model.chunk_for(free_ns, in_progress), largest)))
 
 
 @dataclass(frozen=True, slots=True)

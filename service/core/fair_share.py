@@ -18,10 +18,10 @@ class FairShare:
     """Virtual token counters: of the tenants that wait, the one that was served least goes next.
 
     From Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), algorithm 2, with weights. A counter
-    grows by the prompt's tokens at admission and by `output_token_cost` for each token generated, both divided by the
-    tenant's weight. A tenant that comes back is lifted to the virtual time, so that it cannot save up what it did not
-    use: that is the counter of the least served tenant that waits or, when nobody waits, of the last one admitted.
-    What a preemption makes compute again is charged to nobody.
+    grows by the prompt's tokens that are not cached at admission and by `output_token_cost` for each token generated,
+    both divided by the tenant's weight. A tenant that comes back is lifted to the virtual time, so that it cannot
+    save up what it did not use: that is the counter of the least served tenant that waits or, when nobody waits, of
+    the last one admitted. What a preemption makes compute again is charged to nobody.
 
     Every sixteenth admission goes to the oldest request, whoever's it is, and is charged like any other: so a request
     with n older ones is admitted after at most 16 (n + 1) admissions, however many tenants are made up meanwhile.
@@ -105,14 +105,14 @@ class FairShare:
         """Rows of the least served tenant first, a tenant's own by rank."""
         return np.lexsort((batch.rank[rows], self._served[batch.tenant_slot[rows]]))
 
-    def admit(self, sequence: Sequence) -> None:
-        """Charge the prompt, the first time."""
+    def admit(self, sequence: Sequence, num_new_tokens: int) -> None:
+        """Charge what must be computed of the prompt, the first time."""
         slot = sequence.tenant_slot
         if not self._is_turn_of_oldest() and slot == min(self._waiting, key=self._turn):
             self._chosen.append(self._counter(slot))
         self._num_planned += 1
         if sequence.status is SequenceStatus.WAITING:
-            charge = sequence.num_tokens * float(self._cost_factors[slot])
+            charge = num_new_tokens * float(self._cost_factors[slot])
             self._charges[slot] = self._charges.get(slot, 0.0) + charge
 
     def commit(self, batch: BatchState, sampled_rows: Rows) -> None:

@@ -50,8 +50,11 @@ class OrderingPolicy(Protocol):
         """Indices into `rows`, best first: who computes its prompt first, and keeps its blocks longest."""
         ...
 
-    def admit(self, sequence: Sequence) -> None:
-        """The plan in the making gives a row to a waiting sequence, which `remove` takes out of the queue."""
+    def admit(self, sequence: Sequence, num_new_tokens: int) -> None:
+        """The plan in the making gives a row to a waiting sequence, which `remove` takes out of the queue.
+
+        It computes `num_new_tokens` of its known ones; the others are in the prefix cache.
+        """
         ...
 
     def commit(self, batch: BatchState, sampled_rows: Rows) -> None:
@@ -102,7 +105,7 @@ class FirstComeFirstServed:
         """By rank."""
         return np.argsort(batch.rank[rows], kind="stable")
 
-    def admit(self, sequence: Sequence) -> None:
+    def admit(self, sequence: Sequence, num_new_tokens: int) -> None:
         """Nothing is counted."""
 
     def commit(self, batch: BatchState, sampled_rows: Rows) -> None:

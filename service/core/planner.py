@@ -5,6 +5,7 @@ import numpy as np
 from service.core.batch_state import BatchState
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget
+from service.core.chunks import Chunks
 from service.core.ordering import OrderingPolicy
 from service.core.plan import StepPlan
 from service.core.preemption import choose_victim
@@ -16,46 +17,17 @@ from service.core.types import BoolArray, Int32Array
 from service.core.waiting_queue import WaitingQueue
 
 
-class _Chunks:
-    """The chunks of a step chosen so far, and what is left for more."""
-
-    def __init__(self, block_size: int, num_tokens_left: int, num_blocks_left: int) -> None:
-        self.num_tokens_left = num_tokens_left
-        self.rows: list[int] = []
-        self.num_tokens: list[int] = []
-        self.num_blocks: list[int] = []  # that each takes anew
-        self._block_size = block_size
-        self._num_blocks_left = num_blocks_left
-
-    def revive(self, num_blocks: int) -> None:
-        """Count out evictable blocks that an admitted prefix holds again."""
-        self._num_blocks_left -= num_blocks
-
-    def add(self, row: int, num_wanted: int, num_slots: int) -> None:
-        """Choose as much of a row's `num_wanted` tokens as fits; its blocks have `num_slots` unused slots."""
-        room = num_slots + self._num_blocks_left * self._block_size
-        num_tokens = min(num_wanted, self.num_tokens_left, room)
-        if num_tokens == 0:
-            return
-        num_blocks = max(0, -((num_slots - num_tokens) // self._block_size))
-        self.rows.append(row)
-        self.num_tokens.append(num_tokens)
-        self.num_blocks.append(num_blocks)
-        self.num_tokens_left -= num_tokens
-        self._num_blocks_left -= num_blocks
-
-
 class Planner:
     """Chooses a step's tokens and reserves their blocks. Stateless between steps; used by the Scheduler alone.
 
     1. Every decode row gets its token, and a block when its last one is full. Blocks missing are taken from the
        sequences that the policy puts last, decoding or not.
-    2. Rows that catch up with a prompt share the rest of the token budget in the policy's order. A chunk takes what
-       blocks there are, and never preempts.
+    2. Rows that catch up with a prompt share the rest of the token budget, short ones first. A chunk takes what blocks
+       there are, and never preempts.
     3. The queue's head is admitted while rows, tokens and blocks allow, with the longest prefix that is cached: all
        its other blocks must be there, beside those that admitted prompts have yet to take and beside the watermark.
-       With nothing running the watermark does not count. A head whose blocks are not there may be passed by a few
-       that come behind it, a bounded number of times. A step that has preempted admits nobody.
+       With nothing running the watermark does not count. A head whose blocks or tokens are not there may be passed by
+       a few that come behind it, a bounded number of times. A step that has preempted admits nobody.
 
     So a step is never empty while there is work. Blocks promised to admitted prompts are free or lent to decode rows;
     a decode row that finds no block makes the last rank give up its own, so that one is left that can go on; without
@@ -89,7 +61,7 @@ class Planner:
         decode_rows = self._all_rows[:num_decode_rows]
         if reservation.preempted_rows:
             decode_rows = decode_rows[reservation.is_kept(num_decode_rows)]
-        chunks = self._chunks(reservation, len(decode_rows))
+        chunks = self._chunks(step_id, reservation, len(decode_rows))
         assert len(decode_rows) or chunks.rows, "work exists, so a step exists"
         if not chunks.rows:
             count = len(decode_rows)
@@ -110,18 +82,23 @@ class Planner:
         if len(rows):
             reservation.grow_each(rows)
 
-    def _chunks(self, reservation: Reservation, num_decode_tokens: int) -> _Chunks:
-        """Every chunk, prompts in progress before admissions, with its blocks reserved."""
-        num_tokens_left = self._budget.chunk_tokens(num_decode_tokens)
-        chunks = _Chunks(self._config.block_size, num_tokens_left, self._pool.num_free)
+    def _chunks(self, step_id: int, reservation: Reservation, num_decode_tokens: int) -> Chunks:
+        """Every chunk, of prompts in progress and of those admitted now, with its blocks reserved."""
+        batch = self._batch
+        if batch.num_decode_rows == batch.num_rows and not len(self._queue):
+            return Chunks(self._config.block_size, 0, 0)
+        num_tokens = self._budget.chunk_tokens(num_decode_tokens, batch)
+        chunks = Chunks(self._config.block_size, num_tokens, self._pool.num_free)
         num_promised = self._continue_prompts(reservation, chunks)
         if not reservation.preempted_rows:
-            self._admit(reservation, chunks, self._pool.num_free - num_promised - self._config.watermark_blocks)
+            num_spare_blocks = self._pool.num_free - num_promised - self._config.watermark_blocks
+            self._admit(step_id, reservation, chunks, num_spare_blocks)
+        chunks.share()
         reservation.grow_by(chunks.rows, chunks.num_blocks)
         return chunks
 
-    def _continue_prompts(self, reservation: Reservation, chunks: _Chunks) -> int:
-        """Choose chunks of admitted prompts. Returns the blocks that these have yet to take, in this step or later."""
+    def _continue_prompts(self, reservation: Reservation, chunks: Chunks) -> int:
+        """Let admitted prompts share. Returns the blocks that these have yet to take, in this step or later."""
         batch, block_size = self._batch, self._config.block_size
         first, end = batch.num_decode_rows, batch.num_rows
         if first == end:
@@ -130,19 +107,19 @@ class Planner:
         rows = rows[self._policy.standing(batch, rows.astype(np.int32))]
         left = batch.num_tokens[rows] - batch.num_computed_tokens[rows]
         slots = batch.num_blocks[rows] * block_size - batch.num_computed_tokens[rows]
-        for row, num_left, num_slots in zip(rows.tolist(), left.tolist(), slots.tolist(), strict=True):
-            if chunks.num_tokens_left == 0:
-                break
-            chunks.add(row, num_left, num_slots)
+        columns = (rows, batch.admitted_step[rows], left, slots)
+        for row, step_id, num_left, num_slots in zip(*(column.tolist() for column in columns), strict=True):
+            chunks.join(row, chunks.turn(step_id, num_left), num_left, num_slots, is_new=False)
         return int(((left - slots + block_size - 1) // block_size).sum())
 
-    def _admit(self, reservation: Reservation, chunks: _Chunks, num_spare_blocks: int) -> None:
-        """Admit sequences while tokens, rows and `num_spare_blocks` suffice, and choose their first chunks."""
+    def _admit(self, step_id: int, reservation: Reservation, chunks: Chunks, num_spare_blocks: int) -> None:
+        """Admit sequences while tokens, rows and `num_spare_blocks` suffice, and let them share."""
         batch = self._batch
-        while chunks.num_tokens_left > 0 and batch.num_rows < batch.max_num_seqs:
+        # With nothing left for a prompt of one chunk there is nothing for any.
+        while batch.num_rows < batch.max_num_seqs and chunks.has_tokens_at(step_id + 1):
             # With nothing running the head fits, whatever the watermark says.
             max_blocks = num_spare_blocks if batch.num_rows else self._config.num_blocks
-            admission = self._next_admission(max_blocks)
+            admission = self._next_admission(step_id, chunks, max_blocks)
             if admission is None:
                 return
             sequence, hit, passed = admission
@@ -151,10 +128,14 @@ class Planner:
             row = reservation.admit(sequence, hit, passed)
             # What is copied takes slots of the first new block.
             num_slots = len(hit.blocks) * self._config.block_size - hit.num_tokens
-            chunks.add(row, sequence.num_tokens - hit.num_tokens, num_slots)
+            batch.admitted_step[row] = step_id
+            num_wanted = sequence.num_tokens - hit.num_tokens
+            chunks.join(row, chunks.turn(step_id, num_wanted), num_wanted, num_slots, is_new=True)
 
-    def _next_admission(self, max_blocks: int) -> tuple[Sequence, PrefixHit, list[Sequence]] | None:
-        """The first sequence of the queue that `max_blocks` suffice for, its prefix, and those that it passes.
+    def _next_admission(
+        self, step_id: int, chunks: Chunks, max_blocks: int
+    ) -> tuple[Sequence, PrefixHit, list[Sequence]] | None:
+        """The first sequence that `max_blocks` and the step's tokens suffice for, its prefix, and those it passes.
 
         None when a sequence that may not be passed comes before, or none within the window fits.
         """
@@ -163,7 +144,8 @@ class Planner:
         for count in (1, 1 + ordering.skip_window):  # the head mostly fits, and it is quicker to find alone
             for sequence in self._queue.first(count)[len(passed) :]:
                 hit = self._prefixes.find(sequence)
-                if hit.num_needed_blocks <= max_blocks:
+                turn = chunks.turn(step_id, sequence.num_tokens - hit.num_tokens)
+                if hit.num_needed_blocks <= max_blocks and chunks.has_tokens_at(turn):
                     return sequence, hit, passed
                 # A preempted one is in the middle of its answer: whoever passes it takes the blocks it waits for.
                 if sequence.num_skips >= ordering.max_skips or sequence.status is SequenceStatus.PREEMPTED:
@@ -171,7 +153,7 @@ class Planner:
                 passed.append(sequence)
         return None
 
-    def _mixed_plan(self, step_id: int, decode_rows: Int32Array, chunks: _Chunks, block_copies: Int32Array) -> StepPlan:
+    def _mixed_plan(self, step_id: int, decode_rows: Int32Array, chunks: Chunks, block_copies: Int32Array) -> StepPlan:
         batch, num_decode_rows = self._batch, len(decode_rows)
         rows, counts = np.array(chunks.rows, np.int32), np.array(chunks.num_tokens, np.int32)
         samples = batch.num_computed_tokens[rows] + counts == batch.num_tokens[rows]

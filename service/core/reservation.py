@@ -125,7 +125,7 @@ class Reservation:
         The row begins with the blocks of `hit`, and no others; one that it is to copy is in `copies`.
         """
         batch, num_blocks = self._batch, len(hit.blocks)
-        self._queue.admit(sequence)
+        self._queue.admit(sequence, sequence.num_tokens - hit.num_tokens)
         self._changes.append(Admission(sequence, sequence.status, sequence.num_skips, passed, hit.num_tokens))
         sequence.status = SequenceStatus.RUNNING
         sequence.num_skips = 0

@@ -60,7 +60,8 @@ class Scheduler:
         self._pool = BlockPool(config.num_blocks)
         self._policy = create_policy(config.ordering)
         self._queue = WaitingQueue(self._policy)
-        budget = ChunkBudget(config.max_num_batched_tokens, config.max_chunk_tokens)
+        self._step_time = StepTimeModel()
+        budget = ChunkBudget(config, self._step_time)
         self._first_rows: Int32Array = np.arange(config.max_num_seqs, dtype=np.int32)
         self._sequences: dict[int, Sequence] = {}  # every live sequence
         self._forks = Forks()
@@ -73,7 +74,6 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._totals = Totals()
         self._rate = TokenRate()
-        self._step_time = StepTimeModel()
         self._last_step: tuple[StepLoad, int] | None = None  # with its start: a step whose time is not known yet
 
     @property

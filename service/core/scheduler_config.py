@@ -47,6 +47,8 @@ class SchedulerConfig:
     max_waiting_tokens: int = 1 << 20  # known tokens in the queue, above which new ones are refused
     max_chunk_tokens: int = 0  # prompt tokens of one step, all chunks together; 0: what decode leaves of the step
     watermark_fraction: float = 0.01  # of the blocks, kept free by admission so that running sequences can grow
+    target_itl_ns: int = 0  # between the tokens of a stream, which chunks respect; 0: chunks are as large as they can
+    prefill_share: float = 0.1  # of the target, that prompts get in any case
     max_queue_wait_ns: int = 0  # from arrival to admission, after which a request is given up; 0: as long as it takes
     ordering: OrderingConfig = OrderingConfig()
     prefix_cache: bool = True  # whether full blocks are kept for sequences that begin with the same tokens
@@ -62,6 +64,7 @@ class SchedulerConfig:
             ("max_waiting_tokens", 1),
             ("max_chunk_tokens", 0),
             ("max_queue_wait_ns", 0),
+            ("target_itl_ns", 0),
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least {least}")
@@ -72,8 +75,9 @@ class SchedulerConfig:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, but must be at least max_num_seqs, "
                 f"{self.max_num_seqs}: every running sequence needs its token in a step"
             )
-        if not 0.0 <= self.watermark_fraction < 1.0:
-            raise ConfigError(f"watermark_fraction is {self.watermark_fraction}, but must be in [0, 1)")
+        for name in ("watermark_fraction", "prefill_share"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be in [0, 1)")
 
     @property
     def max_kv_tokens(self) -> int:

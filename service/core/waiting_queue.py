@@ -40,9 +40,9 @@ class WaitingQueue:
         self.num_tokens += sequence.num_tokens
         self.num_preempted += sequence.status is SequenceStatus.PREEMPTED
 
-    def admit(self, sequence: Sequence) -> None:
-        """Take out a sequence that gets a row."""
-        self._policy.admit(sequence)
+    def admit(self, sequence: Sequence, num_new_tokens: int) -> None:
+        """Take out a sequence that gets a row, to compute `num_new_tokens` of its known ones."""
+        self._policy.admit(sequence, num_new_tokens)
         self.remove(sequence.seq_id)
 
     def remove(self, seq_id: int) -> Sequence:

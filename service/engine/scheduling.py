@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from service.core.scheduler_config import OrderingConfig, Policy
 
 NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
 
 
 class SchedulingSettings(BaseModel):
@@ -43,6 +44,12 @@ class SchedulingSettings(BaseModel):
         max_length=256,
         description="a name: all tenants share cached blocks under it, and can time each other's prompts; "
         "unset: each tenant has its own",
+    )
+    target_itl_ms: float = Field(
+        default=0.0, ge=0, description="time between a stream's tokens that prompts may not stretch; 0: none"
+    )
+    prefill_share: float = Field(
+        default=0.1, ge=0, lt=1, description="share of the target that prompts get even when decoding leaves none"
     )
 
     @field_validator("tenant_weights")

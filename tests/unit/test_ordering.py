@@ -15,7 +15,7 @@ SECOND = 1_000_000_000
 def ask(
     scheduler: Scheduler, seq_id: int, tenant: str = "", *, num_tokens: int = 4, max_tokens: int = 1, **fields: int
 ) -> None:
-    prompt = np.arange(num_tokens, dtype=np.int32)
+    prompt = np.arange(1000 * seq_id, 1000 * seq_id + num_tokens, dtype=np.int32)  # shares no block with others
     scheduler.add(Request(seq_id, prompt, SamplingParams(max_tokens), (), tenant, **fields))  # type: ignore[arg-type]
 
 

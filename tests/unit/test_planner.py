@@ -10,6 +10,7 @@ from service.core.planner import Planner
 from service.core.prefixes import Prefixes
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
+from service.core.step_time import StepTimeModel
 from service.core.types import Request, SamplingParams
 from service.core.waiting_queue import WaitingQueue
 
@@ -19,7 +20,7 @@ def test_prompts_in_progress_share_tokens_and_blocks_lowest_rank_first():
     policy = FirstComeFirstServed()
     batch, pool, queue = BatchState(4, 32, 4), BlockPool(6), WaitingQueue(policy)
     prefixes = Prefixes(config, batch, pool, {})
-    planner = Planner(config, (batch, pool, queue), (policy, prefixes), ChunkBudget(30))
+    planner = Planner(config, (batch, pool, queue), (policy, prefixes), ChunkBudget(config, StepTimeModel()))
     for seq_id, rank in [(1, 2), (2, 0), (3, 1)]:
         tokens = np.arange(10, dtype=np.int32)
         batch.add_row(Request(seq_id, tokens, SamplingParams(5)), tokens, rank)

@@ -119,8 +119,8 @@ def test_a_prompt_is_admitted_when_all_its_blocks_are_there(num_blocks: int, is_
 def test_admission_counts_the_blocks_promised_to_prompts_in_progress(num_blocks: int, is_admitted: bool):
     scheduler = make(num_blocks=num_blocks, max_num_batched_tokens=12)
     add(scheduler, 1, num_tokens=16)  # 3 blocks now, and one promised
-    add(scheduler, 2, num_tokens=8)
     assert step(scheduler) == [(1, 12, False)]
+    add(scheduler, 2, num_tokens=8)
     assert step(scheduler) == [(1, 4, True)] + [(2, 8, True)] * is_admitted
 
 

@@ -1,0 +1,67 @@
+"""How prompts in progress share the tokens of a step."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A row that catches up with a prompt."""
+
+    row: int
+    turn: int
+    num_wanted: int  # tokens left to compute
+    num_slots: int  # unused ones of its blocks; negative when a copied block's tokens go to the first new one
+    is_new: bool  # admitted in this step, so that it must get a token
+
+
+class Chunks:
+    """The chunks of one step. Prompts `join`, then `share` gives out tokens and blocks in the order of their turns.
+
+    A prompt's turn is the step that admitted it and the steps that the rest of it would take alone: so a short prompt
+    passes a long one in progress (shortest remaining first, Schrage 1968), but only those that were admitted at most
+    so many steps later do, and nobody waits for ever. Equal turns are taken in the order of joining.
+    """
+
+    def __init__(self, block_size: int, num_tokens: int, num_blocks_left: int) -> None:
+        self.rows: list[int] = []
+        self.num_tokens: list[int] = []
+        self.num_blocks: list[int] = []  # that each takes anew
+        self._block_size = block_size
+        self._num_tokens_left = num_tokens
+        self._num_blocks_left = num_blocks_left
+        self._prompts: list[_Prompt] = []
+        self._num_wanted = 0
+
+    def revive(self, num_blocks: int) -> None:
+        """Count out evictable blocks that an admitted prefix holds again."""
+        self._num_blocks_left -= num_blocks
+
+    def turn(self, step_id: int, num_wanted: int) -> int:
+        """The turn of a prompt that was admitted in `step_id` and has `num_wanted` tokens left."""
+        return step_id - (-num_wanted // max(self._num_tokens_left, 1))
+
+    def has_tokens_at(self, turn: int) -> bool:
+        """Whether a prompt that joins now with this turn gets a token, and leaves one to each that joined as new."""
+        if self._num_wanted < self._num_tokens_left:
+            return True
+        num_before = sum(prompt.num_wanted for prompt in self._prompts if prompt.is_new or prompt.turn <= turn)
+        return num_before < self._num_tokens_left
+
+    def join(self, row: int, turn: int, num_wanted: int, num_slots: int, *, is_new: bool) -> None:
+        """Let a row take part; its blocks have `num_slots` unused slots."""
+        self._prompts.append(_Prompt(row, turn, num_wanted, num_slots, is_new))
+        self._num_wanted += num_wanted
+
+    def share(self) -> None:
+        """Choose every prompt's chunk: as much as tokens and blocks are left for."""
+        for prompt in sorted(self._prompts, key=lambda prompt: prompt.turn):
+            room = prompt.num_slots + self._num_blocks_left * self._block_size
+            num_tokens = min(prompt.num_wanted, self._num_tokens_left, room)
+            if num_tokens <= 0:
+                continue
+            num_blocks = max(0, -((prompt.num_slots - num_tokens) // self._block_size))
+            self.rows.append(prompt.row)
+            self.num_tokens.append(num_tokens)
+            self.num_blocks.append(num_blocks)
+            self._num_tokens_left -= num_tokens
+            self._num_blocks_left -= num_blocks

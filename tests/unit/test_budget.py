@@ -1,0 +1,139 @@
+"""How many prompt tokens a step takes, and whose."""
+
+import numpy as np
+import pytest
+
+from service.core.plan import StepPlan
+from service.core.scheduler import Scheduler
+from service.core.step_time import load_of
+from tests.unit.scheduler_steps import add, commit, make, scheduled, step
+
+MS = 1_000_000
+PRICES_MS = np.array([4.0, 0.05, 0.1, 0.0001, 0.00002])  # step, prefill token, decode row, context token, pair
+
+
+class Timed:
+    """A scheduler whose steps take what the prices say."""
+
+    def __init__(self, **changes: object) -> None:
+        limits = {"num_blocks": 4001, "max_num_seqs": 8, "max_num_batched_tokens": 512, "max_model_len": 8192}
+        self.scheduler: Scheduler = make(**limits | changes)
+        self.now_ns = 0
+        self.step_ms = 0.0
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.plan(self.now_ns)
+        assert plan is not None
+        self.step_ms = float(load_of(plan, self.scheduler.batch).terms() @ PRICES_MS)
+        commit(self.scheduler, plan)
+        self.now_ns += round(self.step_ms * MS)
+        return plan
+
+    def chunk(self) -> int:
+        plan = self.step()
+        return plan.num_tokens - plan.num_decode_rows
+
+
+def decoding(**changes: object) -> Timed:
+    """Four streams that have decoded for a while."""
+    timed = Timed(**changes)
+    for seq_id in range(4):
+        add(timed.scheduler, seq_id, num_tokens=20 + seq_id, max_tokens=5000)
+    for _ in range(50):
+        timed.step()
+    return timed
+
+
+def test_a_long_prompt_stays_within_the_target_and_uses_it():
+    timed = decoding(target_itl_ns=12 * MS)
+    add(timed.scheduler, 9, num_tokens=4000)
+    steps_ms = []
+    while timed.scheduler.batch.num_decode_rows < 5:
+        chunk = timed.chunk()
+        steps_ms.append(timed.step_ms)
+    assert chunk > 0
+    assert max(steps_ms) <= 1.02 * 12.0
+    assert max(steps_ms[3:]) <= 12.0
+    assert np.mean(steps_ms[20:-1]) >= 11.0
+
+
+def test_chunks_shrink_as_the_prompt_they_attend_to_grows():
+    timed = decoding(target_itl_ns=12 * MS)
+    add(timed.scheduler, 9, num_tokens=4000)
+    chunks = [timed.chunk() for _ in range(25)]
+    # Half of a chunk's cost is attention once it attends to 2,500 tokens: 50 us a token, and 0.02 us a pair.
+    assert chunks[-1] < 0.7 * max(chunks)
+
+
+def test_a_chunk_is_at_most_twice_as_large_as_any_that_was_measured():
+    timed = Timed(target_itl_ns=1000 * MS)
+    add(timed.scheduler, 1, num_tokens=5, max_tokens=5000)
+    for _ in range(20):
+        timed.step()
+    add(timed.scheduler, 9, num_tokens=4000)
+    assert [timed.chunk() for _ in range(6)] == [10, 20, 40, 80, 160, 320]
+
+
+def test_without_a_target_a_step_is_filled():
+    timed = decoding()
+    add(timed.scheduler, 9, num_tokens=4000)
+    assert timed.chunk() == 508
+
+
+def test_prompts_get_their_share_when_decoding_alone_takes_longer_than_the_target():
+    timed = decoding(target_itl_ns=4 * MS, prefill_share=0.5)
+    add(timed.scheduler, 9, num_tokens=4000)
+    chunks = [timed.chunk() for _ in range(10)]
+    assert chunks[-1] == pytest.approx(2.0 / 0.05, rel=0.15)  # half of 4 ms
+    least = decoding(target_itl_ns=1, prefill_share=0.0)
+    add(least.scheduler, 9, num_tokens=400)
+    assert [least.chunk() for _ in range(20)][-1] == 4  # a block
+
+
+def test_the_target_binds_only_while_somebody_decodes():
+    timed = Timed(target_itl_ns=5 * MS)
+    add(timed.scheduler, 1, num_tokens=600)
+    assert timed.chunk() == 512
+
+
+def test_a_short_prompt_passes_a_long_one_in_progress():
+    scheduler = make(max_num_batched_tokens=10, max_model_len=200)
+    add(scheduler, 1, num_tokens=100)
+    step(scheduler)
+    add(scheduler, 2, num_tokens=6)
+    assert step(scheduler) == [(2, 6, True), (1, 4, False)]
+    assert step(scheduler) == [(2, 1, True), (1, 9, False)]
+
+
+def test_a_long_prompt_in_progress_is_passed_for_as_many_steps_as_it_needs_alone():
+    scheduler = make(max_num_batched_tokens=10, max_model_len=200)
+    add(scheduler, 1, num_tokens=100)
+    step(scheduler)  # 9 steps of 10 tokens are left: its turn is step 9
+    first = []
+    for seq_id in range(2, 12):  # each wants all of a step, so that its turn is the step after
+        add(scheduler, seq_id, num_tokens=10, max_tokens=1)
+        first.append(step(scheduler)[0][0])
+    assert first == [2, 3, 4, 5, 6, 7, 8, 1, 1, 1]
+
+
+def test_a_head_that_gets_no_token_is_passed_by_a_short_prompt():
+    scheduler = make(max_num_batched_tokens=10, max_model_len=200)
+    add(scheduler, 1, num_tokens=100)
+    step(scheduler)
+    add(scheduler, 2, num_tokens=150)
+    add(scheduler, 3, num_tokens=3)
+    assert step(scheduler) == [(3, 3, True), (1, 7, False)]
+    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(2, 1)]
+
+
+def test_abort_forgets_who_passed_a_prompt_in_progress():
+    scheduler = make(max_num_batched_tokens=10, max_model_len=200)
+    add(scheduler, 1, num_tokens=100)
+    step(scheduler)
+    add(scheduler, 2, num_tokens=6)
+    before = scheduler.snapshot()
+    for _ in range(2):
+        plan = scheduler.plan(0)
+        assert scheduled(scheduler, plan) == [(2, 6, True), (1, 4, False)]
+        scheduler.abort(plan)
+        assert scheduler.snapshot() == before
