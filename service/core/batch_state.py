@@ -15,6 +15,8 @@ from service.core.types import (
 NO_TOKEN = -1
 """Fills the unused places of a row's stop token ids; no token has this id."""
 
+NEVER_RESUMED = -(1 << 30)
+"""`num_resumed_tokens` of a row that was never preempted; of others, the known tokens with which it came back."""
 
 Rows = Int32Array | slice
 """Which rows: their numbers, or a slice of them, which numpy reads and writes several times faster."""
@@ -50,6 +52,8 @@ class BatchState:
         self.seed: Int64Array = np.zeros(max_num_seqs, np.int64)  # the 64 bits of SamplingParams.seed
         self.rank: Int64Array = np.zeros(max_num_seqs, np.int64)  # Sequence.rank
         self.admitted_step: Int64Array = np.zeros(max_num_seqs, np.int64)  # whose plan gave the sequence its row
+        self.has_ended: BoolArray = np.zeros(max_num_seqs, np.bool_)  # but stays until its batch ends; see batching
+        self.num_resumed_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # see `NEVER_RESUMED`
         self.tenant_slot: Int32Array = np.zeros(max_num_seqs, np.int32)  # Sequence.tenant_slot
         self.min_num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens a stop token may follow
         self.max_num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens that end it with LENGTH
@@ -99,6 +103,8 @@ class BatchState:
         self.seed[row] = _as_signed(sampling.seed)
         self.rank[row] = rank
         self.tenant_slot[row] = tenant_slot
+        self.num_resumed_tokens[row] = NEVER_RESUMED
+        self.has_ended[row] = False
         self.min_num_tokens[row] = min(num_prompt_tokens + sampling.min_tokens, self.max_model_len)
         self.max_num_tokens[row] = min(num_prompt_tokens + sampling.max_tokens, self.max_model_len)
         self.sampling[row] = sampling
@@ -150,7 +156,7 @@ class BatchState:
             self.sampling[target] = sampling
             self.eos_token_ids[target] = eos_token_ids
 
-    def _columns(self) -> tuple[Int32Array | Int64Array | Float32Array, ...]:
+    def _columns(self) -> tuple[Int32Array | Int64Array | Float32Array | BoolArray, ...]:
         """Every column that is a numpy array with the row first, but `token_ids`."""
         return (
             self.seq_ids,
@@ -167,6 +173,8 @@ class BatchState:
             self.seed,
             self.rank,
             self.admitted_step,
+            self.has_ended,
+            self.num_resumed_tokens,
             self.tenant_slot,
             self.min_num_tokens,
             self.max_num_tokens,

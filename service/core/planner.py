@@ -8,7 +8,7 @@ from service.core.budget import ChunkBudget
 from service.core.chunks import Chunks
 from service.core.ordering import OrderingPolicy
 from service.core.plan import StepPlan
-from service.core.preemption import choose_victim
+from service.core.preemption import choose_victim, settling_blocks
 from service.core.prefixes import Prefixes, PrefixHit
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
@@ -20,14 +20,15 @@ from service.core.waiting_queue import WaitingQueue
 class Planner:
     """Chooses a step's tokens and reserves their blocks. Stateless between steps; used by the Scheduler alone.
 
-    1. Every decode row gets its token, and a block when its last one is full. Blocks missing are taken from the
-       sequences that the policy puts last, decoding or not.
+    1. Every decode row gets its token, and a block when its last one is full. Blocks missing are taken from sequences
+       that the policy puts last, decoding or not, where they cost least; see `choose_victim`.
     2. Rows that catch up with a prompt share the rest of the token budget, short ones first. A chunk takes what blocks
        there are, and never preempts.
     3. The queue's head is admitted while rows, tokens and blocks allow, with the longest prefix that is cached: all
        its other blocks must be there, beside those that admitted prompts have yet to take and beside the watermark.
        With nothing running the watermark does not count. A head whose blocks or tokens are not there may be passed by
-       a few that come behind it, a bounded number of times. A step that has preempted admits nobody.
+       a few that come behind it, a bounded number of times. A preempted one comes back when there are blocks to grow.
+       A step that has preempted admits nobody.
 
     So a step is never empty while there is work. Blocks promised to admitted prompts are free or lent to decode rows;
     a decode row that finds no block makes the last rank give up its own, so that one is left that can go on; without
@@ -54,6 +55,10 @@ class Planner:
         for constant in (self._all_rows, self._ones, self._trues):
             constant.flags.writeable = False  # plans hand out slices of them
 
+    def not_before_ns(self) -> int:
+        """When the next step may begin: at once."""
+        return 0
+
     def plan(self, step_id: int, reservation: Reservation) -> StepPlan:
         """The step for the present state, which must have work. Its changes are in `reservation`."""
         self._grow_decode_rows(reservation)
@@ -73,8 +78,9 @@ class Planner:
         num_decode_rows = batch.num_decode_rows
         held_tokens = batch.num_blocks[:num_decode_rows] * self._config.block_size
         is_full = batch.num_computed_tokens[:num_decode_rows] == held_tokens
-        while np.count_nonzero(is_full) > self._pool.num_free:
-            victim = choose_victim(batch, self._policy, reservation.is_kept(batch.num_rows))
+        while (num_missing := np.count_nonzero(is_full) - self._pool.num_free) > 0:
+            may_lose = reservation.is_kept(batch.num_rows)
+            victim = choose_victim(batch, self._pool, self._policy, may_lose, int(num_missing))
             reservation.preempt(victim)
             if victim < num_decode_rows:
                 is_full[victim] = False
@@ -145,7 +151,10 @@ class Planner:
             for sequence in self._queue.first(count)[len(passed) :]:
                 hit = self._prefixes.find(sequence)
                 turn = chunks.turn(step_id, sequence.num_tokens - hit.num_tokens)
-                if hit.num_needed_blocks <= max_blocks and chunks.has_tokens_at(turn):
+                num_blocks = hit.num_needed_blocks
+                if sequence.status is SequenceStatus.PREEMPTED and self._batch.num_rows:
+                    num_blocks += settling_blocks(self._batch, self._config.block_size)
+                if num_blocks <= max_blocks and chunks.has_tokens_at(turn):
                     return sequence, hit, passed
                 # A preempted one is in the middle of its answer: whoever passes it takes the blocks it waits for.
                 if sequence.num_skips >= ordering.max_skips or sequence.status is SequenceStatus.PREEMPTED:

@@ -139,6 +139,8 @@ class Reservation:
         if hit.copied_block != NULL_BLOCK:
             self._copies.append((hit.copied_block, row, num_blocks))
         batch.num_computed_tokens[row] = hit.num_tokens
+        if sequence.num_preemptions:
+            batch.num_resumed_tokens[row] = sequence.num_tokens
         return row
 
     def accept(self) -> None:
