@@ -114,6 +114,8 @@ def scheduler_config(
         max_queue_wait_ns=round(scheduling.max_queue_wait_s * NS_PER_S),
         ordering=scheduling.ordering(),
         prefix_cache=scheduling.prefix_cache == "on",
+        batching=scheduling.batching,
+        batch_window_ns=round(scheduling.batch_window_ms * NS_PER_MS) if scheduling.batching == "dynamic" else 0,
     )
 
 

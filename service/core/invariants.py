@@ -95,9 +95,15 @@ def ref_counts_match_block_tables(snapshot: SchedulerSnapshot) -> Iterator[str]:
 
 
 def blocks_cover_tokens_exactly(snapshot: SchedulerSnapshot) -> Iterator[str]:
-    """INV-4: a row's blocks cover computed + scheduled tokens and no more."""
+    """INV-4: a row's blocks cover computed + scheduled tokens and no more.
+
+    One that has ended computes its last token in every step until its batch ends, and keeps the block for it.
+    """
     for number, (row, num_scheduled) in enumerate(zip(snapshot.rows, _scheduled(snapshot), strict=True)):
         num_covered = row.num_computed_tokens + num_scheduled
+        num_held = len(row.blocks) * snapshot.config.block_size
+        if row.has_ended and num_covered <= row.num_computed_tokens < num_held:
+            num_covered += 1
         if len(row.blocks) != -(-num_covered // snapshot.config.block_size):
             yield f"INV-4: row {number} holds {len(row.blocks)} blocks for {num_covered} tokens"
         if num_covered > len(row.token_ids):

@@ -6,6 +6,7 @@ import numpy as np
 
 from service.core.admission import check_deadline, check_room, check_size
 from service.core.batch_state import BatchState, Rows
+from service.core.batching import BatchPlanner, landed_part, leaving_rows
 from service.core.block_hash import tenant_root
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget, TokenRate
@@ -67,7 +68,8 @@ class Scheduler:
         self._forks = Forks()
         self._prefixes = Prefixes(config, self._batch, self._pool, self._sequences)
         state, parts = (self._batch, self._pool, self._queue), (self._policy, self._prefixes)
-        self._planner = Planner(config, state, parts, budget)
+        self._is_continuous = config.batching == "continuous"
+        self._planner = (Planner if self._is_continuous else BatchPlanner)(config, state, parts, budget)
         self._flight: _Flight | None = None
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
         self._num_steps = 0
@@ -171,8 +173,13 @@ class Scheduler:
             self._end_running(seq_id)
         return True
 
+    @property
+    def not_before_ns(self) -> int:
+        """With work to do, `plan` yields None until this time: a batch is being gathered. 0 in continuous batching."""
+        return self._planner.not_before_ns() if self.has_work else 0
+
     def plan(self, now_ns: int) -> StepPlan | None:
-        """Choose the next step and reserve its rows and blocks. None when there is nothing to run.
+        """Choose the next step and reserve its rows and blocks. None when there is nothing to run, or not yet.
 
         `now_ns` is monotonic. Nothing is final before `commit`; the previous plan must have been committed or aborted.
         """
@@ -182,7 +189,7 @@ class Scheduler:
             self._rate = self._rate.observe(load.prefill_tokens, now_ns - started_ns)
             self._step_time.observe(load, now_ns - started_ns)
             self._last_step = None
-        if not self.has_work:
+        if not self.has_work or self.not_before_ns > now_ns:
             return None
         reservation = Reservation(self._batch, self._pool, self._queue, self._prefixes)
         plan = self._planner.plan(self._num_steps, reservation)
@@ -197,6 +204,8 @@ class Scheduler:
         flight = self._landed(plan)
         flight.reservation.accept()
         batch, load = self._batch, load_of(plan, self._batch)
+        if not self._is_continuous:
+            plan, result = landed_part(plan, result, batch)
         computed, has_silent_rows = self._as_slice(plan.rows), not plan.samples.all()
         sampled_rows = plan.rows[plan.samples] if has_silent_rows else plan.rows
         rows = self._as_slice(sampled_rows) if has_silent_rows else computed
@@ -218,7 +227,8 @@ class Scheduler:
         # What a failed sequence computed is not to be trusted, so nothing more of it is published.
         finished = np.flatnonzero(reasons)
         self._prefixes.publish_all(sampled_rows[finished[reasons[finished] != FinishReason.ERROR]])
-        self._settle(flight, sampled_rows[finished])
+        finished_rows = sampled_rows[finished]
+        self._settle(flight, finished_rows if self._is_continuous else leaving_rows(finished_rows, batch))
         self._num_steps += 1
         self._last_step = (load, flight.started_ns) if self.has_work else None
         return delta

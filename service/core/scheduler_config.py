@@ -6,6 +6,7 @@ from typing import Literal
 from service.errors import ConfigError
 
 Policy = Literal["fcfs", "priority", "fair"]
+Batching = Literal["continuous", "static", "dynamic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class SchedulerConfig:
     prefill_share: float = 0.1  # of the target, that prompts get in any case
     max_queue_wait_ns: int = 0  # from arrival to admission, after which a request is given up; 0: as long as it takes
     ordering: OrderingConfig = OrderingConfig()
+    batching: Batching = "continuous"  # the others are for comparison; see `batching`
+    batch_window_ns: int = 0  # dynamic: how long a batch that is not full waits, from its first request's arrival
     prefix_cache: bool = True  # whether full blocks are kept for sequences that begin with the same tokens
 
     def __post_init__(self) -> None:
@@ -64,6 +67,7 @@ class SchedulerConfig:
             ("max_waiting_tokens", 1),
             ("max_chunk_tokens", 0),
             ("max_queue_wait_ns", 0),
+            ("batch_window_ns", 0),
             ("target_itl_ns", 0),
         ):
             if getattr(self, name) < least:

@@ -41,6 +41,7 @@ class RowSnapshot:
     num_computed_tokens: int
     blocks: tuple[int, ...]
     num_published_blocks: int
+    has_ended: bool  # and waits for the end of its batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ def _row_snapshot(batch: BatchState, row: int) -> RowSnapshot:
         num_computed_tokens=int(batch.num_computed_tokens[row]),
         blocks=tuple(batch.block_table[row, : batch.num_blocks[row]].tolist()),
         num_published_blocks=int(batch.num_published_blocks[row]),
+        has_ended=bool(batch.has_ended[row]),
     )
 
 

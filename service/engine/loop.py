@@ -45,8 +45,9 @@ class EngineLoop:
             self.num_failures = self.retry_ns = 0  # the step that failed is gone with its sequences
             self.heartbeat.rest()
             return self.inbox.wait()
-        if self.num_failures:
-            return self.inbox.wait(max(0, self.retry_ns - self.clock.now_ns()) / 1e9)
+        begin_ns = max(self.retry_ns if self.num_failures else 0, self.scheduler.not_before_ns)
+        if begin_ns:
+            return self.inbox.wait(max(0, begin_ns - self.clock.now_ns()) / 1e9)
         return self.inbox.take()
 
     def _apply(self, commands: Commands) -> bool:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from service.core.scheduler_config import OrderingConfig, Policy
+from service.core.scheduler_config import Batching, OrderingConfig, Policy
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -50,6 +50,14 @@ class SchedulingSettings(BaseModel):
     )
     prefill_share: float = Field(
         default=0.1, ge=0, lt=1, description="share of the target that prompts get even when decoding leaves none"
+    )
+
+    batching: Batching = Field(
+        default="continuous",
+        description="static, dynamic: a batch starts and ends together, as servers once did; for comparison only",
+    )
+    batch_window_ms: float = Field(
+        default=10.0, ge=0, le=60_000, description="dynamic: how long a batch that is not full waits for more requests"
     )
 
     @field_validator("tenant_weights")

@@ -99,6 +99,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_chunk_tokens=draw(st.sampled_from([0, 0, 1, 5])),
         watermark_fraction=draw(st.sampled_from([0.0, 0.0, 0.3])),
         ordering=draw(orderings()),
+        batching=draw(st.sampled_from(["continuous", "continuous", "continuous", "static"])),
     )
 
 
@@ -318,9 +319,13 @@ class SchedulerMachine(DeadlineRules):
         ordering = self.config.ordering
         is_strict = ordering.policy == "fcfs" and ordering.skip_window == 0
         # A sample comes to the queue only when its prompt is there, and finds others before it then.
-        queue = [queued for queued in snapshot.queue if self.requests[queued.seq_id].fork_of is None]
-        if is_strict and snapshot.plan is None and snapshot.rows and queue:
-            assert max(row.rank for row in snapshot.rows) < min(queued.rank for queued in queue)
+        never_run = [
+            queued.rank
+            for queued in snapshot.queue
+            if not queued.is_preempted and self.requests[queued.seq_id].fork_of is None
+        ]
+        if is_strict and snapshot.plan is None and snapshot.rows and never_run:
+            assert max(row.rank for row in snapshot.rows) < min(never_run)
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
