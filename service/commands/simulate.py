@@ -11,7 +11,7 @@ from typing import cast, get_args
 
 from graphs.progress import ProgressBar
 from service.bench.number_lists import positive_number, positive_rates
-from service.core.scheduler_config import OrderingConfig, Policy, SchedulerConfig
+from service.core.scheduler_config import Batching, OrderingConfig, Policy, SchedulerConfig
 from service.errors import ConfigError
 from service.report.latency_limits import LatencyLimits, parse_limits
 from service.sim.arrivals import arrivals_named
@@ -26,9 +26,14 @@ from service.sim.workload import NO_PREFIXES, SharedPrefixes, Tenant, Trace, Wor
 EPILOG = """Lengths are fixed:N, uniform:LEAST:MOST or lognormal:MEDIAN:SIGMA. A trace is a file of JSON objects with
 arrival_s, prompt_tokens (or prompt_token_ids), output_tokens (or max_tokens) and perhaps tenant. Step times are a
 profile's name, a JSON object of overhead_ns, prefill_token_ns, decode_row_ns, context_token_ns and weights_ns, or what
-`chairlift bench step --json` printed. --rates, --policy, --router and --prefix-cache take several values: every
-combination is run, and the report compares them."""
-AXES = {"policy": get_args(Policy), "router": tuple(ROUTERS), "prefix_cache": ("on", "off")}
+`chairlift bench step --json` printed. --rates, --batching, --policy, --router and --prefix-cache take several values:
+every combination is run, and the report compares them."""
+AXES = {
+    "batching": get_args(Batching),
+    "policy": get_args(Policy),
+    "router": tuple(ROUTERS),
+    "prefix_cache": ("on", "off"),
+}
 """Flags that take several values, beside the rates."""
 
 
@@ -119,9 +124,16 @@ def _add_deployment_arguments(parser: ArgumentParser) -> None:
         "--max-waiting-requests", type=positive_number, default=1 << 20, metavar="N", help="queue's bound"
     )
     group.add_argument("--replicas", type=positive_number, default=1, metavar="N", help="at the start (default 1)")
-    for axis, default in (("policy", "fcfs"), ("router", "least-loaded"), ("prefix_cache", "on")):
+    for axis, default in (
+        ("batching", "continuous"),
+        ("policy", "fcfs"),
+        ("router", "least-loaded"),
+        ("prefix_cache", "on"),
+    ):
         text = f"{', '.join(AXES[axis])} (default {default})"
         group.add_argument(f"--{axis.replace('_', '-')}", type=_names, default=default, metavar="NAME,..", help=text)
+    group.add_argument("--batch-window-ms", type=float, default=100.0, metavar="MS", help="dynamic batching: 100")
+    group.add_argument("--target-itl-ms", type=float, default=0.0, metavar="MS", help="chunks respect it; 0: no target")
     group.add_argument(
         "--autoscale", metavar="MIN:MAX:LOAD", help="keep LOAD live requests on each of MIN to MAX replicas"
     )
@@ -166,6 +178,9 @@ def _deployment(
         max_waiting_tokens=1 << 50,
         ordering=OrderingConfig(policy=cast(Policy, chosen["policy"]), tenant_weights=weights),
         prefix_cache=chosen["prefix_cache"] == "on",
+        batching=cast(Batching, chosen["batching"]),
+        batch_window_ns=round(args.batch_window_ms * 1e6) if chosen["batching"] == "dynamic" else 0,
+        target_itl_ns=round(args.target_itl_ms * 1e6),
     )
     rule = _autoscale_rule(args) if args.autoscale else None
     num_replicas = max(args.replicas, rule.min_replicas) if rule else args.replicas

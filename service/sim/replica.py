@@ -16,9 +16,6 @@ from service.sim.workload import SimRequest, Tenant
 
 _PAIR: Final = Struct("<qq")
 
-RETRY_NS: Final = 1_000_000
-"""How long a scheduler that has work, but forms no step yet, is left alone."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Step:
@@ -37,8 +34,9 @@ class Replica:
     def __init__(self, number: int, config: SchedulerConfig, latency: StepLatency, collector: Collector) -> None:
         self.number = number
         self.num_live = 0
-        self.is_asleep = True  # nothing will wake it but a request
+        self.wake_ns: int | None = None  # when it is to go on; None: at a request
         self.scheduler = Scheduler(config)
+        self._is_continuous = config.batching == "continuous"
         self._latency = latency
         self._collector = collector
         self._step: _Step | None = None
@@ -71,21 +69,25 @@ class Replica:
         self.num_live += 1
         return True
 
+    @property
+    def is_idle(self) -> bool:
+        """True while no step is in flight, so that a request may begin one."""
+        return self._step is None
+
     def wake(self, now_ns: int) -> int | None:
-        """Commit the step that ends at `now_ns`, begin the next. Returns when to wake it again; None: at a request."""
+        """Commit the step that ends at `now_ns`, begin the next. Returns the new `wake_ns`."""
         if self._step is not None:
             self._finish(self._step, now_ns)
             self._step = None
-        next_ns = self._begin(now_ns)
-        self.is_asleep = next_ns is None
-        return next_ns
+        self.wake_ns = self._begin(now_ns)
+        return self.wake_ns
 
     def _begin(self, now_ns: int) -> int | None:
         scheduler, batch, collector = self.scheduler, self.scheduler.batch, self._collector
         num_rows = batch.num_rows
         plan = scheduler.plan(now_ns)
         if plan is None:
-            return now_ns + RETRY_NS if scheduler.has_work else None
+            return max(scheduler.not_before_ns, now_ns + 1) if scheduler.has_work else None
         if batch.num_rows > num_rows:
             collector.on_admitted(now_ns, batch.seq_ids[num_rows : batch.num_rows])
         num_decode_rows = plan.num_decode_rows
@@ -96,7 +98,11 @@ class Replica:
 
     def _finish(self, step: _Step, now_ns: int) -> None:
         plan, collector, batch = step.plan, self._collector, self.scheduler.batch
-        collector.on_served(now_ns, batch.seq_ids[plan.rows], plan.num_scheduled)
+        rows, counts = plan.rows, plan.num_scheduled
+        if not self._is_continuous:  # rows that have ended compute on, for nobody
+            is_live = ~batch.has_ended[rows]
+            rows, counts = rows[is_live], counts[is_live]
+        collector.on_served(now_ns, batch.seq_ids[rows], counts)
         delta = self.scheduler.commit(plan, StepResult(self._tokens[: int(np.count_nonzero(plan.samples))]))
         collector.on_tokens(now_ns, delta.seq_ids)
         for index in np.flatnonzero(delta.finish_reasons).tolist():

@@ -93,11 +93,13 @@ class Simulation:
         seq_id = self.collector.on_arrival(request)
         if not replica.add(seq_id, request, self._tenants[request.tenant]):
             self.collector.on_refused(seq_id)
-        elif replica.is_asleep:
-            replica.is_asleep = False
+        elif replica.is_idle and replica.wake_ns != request.arrival_ns:
+            replica.wake_ns = request.arrival_ns
             self._at(request.arrival_ns, partial(self._wake, replica))
 
     def _wake(self, replica: Replica, now_ns: int) -> None:
+        if replica.wake_ns != now_ns:
+            return  # a request has woken it earlier
         next_ns = replica.wake(now_ns)
         if next_ns is not None:
             self._at(next_ns, partial(self._wake, replica))

@@ -136,3 +136,24 @@ def test_prompts_without_a_prefix_share_nothing() -> None:
     simulation = Simulation(Deployment(CONFIG, LATENCY), ONE, LatencyLimits())
     simulation.run([SimRequest(at * MS, 0, 9, 6) for at in (0, 50, 100)])
     assert simulation.all_replicas[0].scheduler.counters.num_hit_tokens == 0
+
+
+def test_static_batch_ends_together_and_who_comes_meanwhile_waits() -> None:
+    """Two prompts: 1 + 12 * 0.1 to 2.2 ms. Both rows decode, though one has ended: 2 ms each, to 6.2. Then the third:
+    1.2 ms. Continuous batching gives it a row at 2.2 ms already.
+    """
+    requests = [SimRequest(0, 0, 10, 3), SimRequest(0, 0, 2, 1), SimRequest(1 * MS, 0, 2, 1)]
+    static = simulate(*requests, scheduler=replace(CONFIG, batching="static"))
+    continuous = simulate(*requests)
+    assert static.totals.end_ns == round(7.4 * MS)
+    assert static.ttft.largest == pytest.approx(6.4)
+    assert static.batch_size.mean == pytest.approx((2.2 * 2 + 4.0 * 1 + 1.2 * 1) / 7.4)
+    assert continuous.ttft.largest == pytest.approx(2.2 + 1.7 - 1.0)
+
+
+def test_dynamic_batch_begins_when_its_window_has_passed_or_when_it_is_full() -> None:
+    config = replace(CONFIG, batching="dynamic", batch_window_ns=5 * MS, max_num_seqs=2)
+    lonely = simulate(SimRequest(0, 0, 2, 1), scheduler=config)
+    assert lonely.totals.end_ns == round(6.2 * MS)
+    full = simulate(SimRequest(0, 0, 2, 1), SimRequest(1 * MS, 0, 2, 1), scheduler=config)
+    assert full.totals.end_ns == round(2.4 * MS)
