@@ -6,13 +6,13 @@
 // Rows and vectors of C held in registers: with B's vectors and one broadcast they fit the set's register file.
 #if defined(CHAIRLIFT_SIMD_AVX512) || defined(CHAIRLIFT_SIMD_NEON)
 constexpr int kBlockRows = 6;
-constexpr int kBlockVecs = 4;
+constexpr int block_vecs(int) { return 4; }
 #elif defined(CHAIRLIFT_SIMD_AVX2)
 constexpr int kBlockRows = 6;
-constexpr int kBlockVecs = 2;
+constexpr int block_vecs(int num_rows) { return num_rows <= 3 ? 4 : 2; }
 #else
 constexpr int kBlockRows = 4;
-constexpr int kBlockVecs = 1;
+constexpr int block_vecs(int) { return 1; }
 #endif
 
 // B as floats in memory, row after row. `prefetch(k)` is a hook for those that want something done along the way.
@@ -51,9 +51,10 @@ CHAIRLIFT_INLINE void multiply_block(const float* const* a, const float* alpha, 
 template <int kRows, bool kScaleC, class B>
 [[gnu::noinline]] static void multiply_rows(const float* const* a, const float* alpha, int depth, const B& b,
                                             int num_vecs, float* c, int c_stride) {
+  constexpr int kVecs = block_vecs(kRows);
   int v = 0;
-  for (; v + kBlockVecs <= num_vecs; v += kBlockVecs) {
-    multiply_block<kRows, kBlockVecs, kScaleC>(a, alpha, depth, b, v * kLanes, c, c_stride);
+  for (; v + kVecs <= num_vecs; v += kVecs) {
+    multiply_block<kRows, kVecs, kScaleC>(a, alpha, depth, b, v * kLanes, c, c_stride);
   }
   for (; v < num_vecs; ++v) multiply_block<kRows, 1, kScaleC>(a, alpha, depth, b, v * kLanes, c, c_stride);
 }

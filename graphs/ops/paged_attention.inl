@@ -12,6 +12,7 @@
 //   row pointers out of the inner loop                             384
 //   queries multiplied with K's columns as they are transposed     352
 // With KV in memory the first took 690; the last takes 545, and 510 where the buffer lies on huge pages.
+// On AVX2 (Zen 3), where up to three rows share four vectors of V instead of two, 0.91 of the time before.
 #include "paged_attention.h"
 #include "simd.h"
 

@@ -1,5 +1,6 @@
 // Row-wise kernels, compiled once per instruction set. Each row makes a few passes over at most a few KB that stay in
-// the first-level cache, and depends on nothing but its own inputs. Additions and multiplications of `quantize` are separately rounded and in a fixed order, so their results are the same bits on every set.
+// the first-level cache, and depends on nothing but its own inputs. Additions and multiplications of `quantize` are
+// separately rounded and in a fixed order, so its results are the same bits on every set.
 #include "row_kernels.h"
 #include "rotate_row.inl"
 

@@ -115,8 +115,8 @@ struct AddRmsNormQuantize {
     const RowKernels& kernels = CHAIRLIFT_DISPATCH(row_kernels());
     return out.for_each(context, rotation, kNormNs, [&](int64_t row, const QuantizedRow& quantized) {
       const int64_t offset = row * width;
-      kernels.add_norm_quantize(residual.as<float>() + offset, delta.as<float>() + offset, norm, total.as<float>() + offset,
-                                quantized);
+      kernels.add_norm_quantize(residual.as<float>() + offset, delta.as<float>() + offset, norm,
+                                total.as<float>() + offset, quantized);
     });
   }
 };
