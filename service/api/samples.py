@@ -13,6 +13,7 @@ class Samples:
     def __init__(self, generations: Sequence[Generation]) -> None:
         """In the order of their index."""
         self.generations = generations
+        self._reads: dict[asyncio.Task[TextChunk], int] = {}  # one for each sample whose next chunk is awaited
 
     def __enter__(self) -> "Samples":
         """The samples themselves."""
@@ -21,31 +22,34 @@ class Samples:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End every sequence that still runs."""
+        """End every sequence that still runs, and every read."""
+        for read in self._reads:
+            read.cancel()
         for generation in self.generations:
             generation.close()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, TextChunk]]:
-        """Chunks as they come, each with the index of its sample. Raises the first error that ends one of them."""
+        """Chunks as they come, each with the index of its sample. Raises the first error that ends one of them.
+
+        Until the next one is asked for, the sample's generation is as its chunk left it: `has_ended` is true with the
+        last chunk only.
+        """
         if len(self.generations) == 1:
             async for chunk in self.generations[0]:
                 yield 0, chunk
             return
-        reading = {self._next(index): index for index in range(len(self.generations))}
-        try:
-            while reading:
-                await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
-                for task in [task for task in reading if task.done()]:
-                    index = reading.pop(task)
-                    generation, chunk = self.generations[index], task.result()
-                    if generation.has_ended:
-                        generation.close()  # it may have ended with a stop string, which the engine knows nothing of
-                    else:
-                        reading[self._next(index)] = index
-                    yield index, chunk
-        finally:
-            for task in reading:
-                task.cancel()
+        for index in range(len(self.generations)):
+            self._read_next(index)
+        while self._reads:
+            await asyncio.wait(self._reads, return_when=asyncio.FIRST_COMPLETED)
+            for read in [read for read in self._reads if read.done()]:
+                index = self._reads.pop(read)
+                generation, chunk = self.generations[index], read.result()
+                if generation.has_ended:
+                    generation.close()  # it may have ended with a stop string, which the engine knows nothing of
+                yield index, chunk
+                if not generation.has_ended:
+                    self._read_next(index)
 
     async def collect(self) -> list[TextChunk]:
         """Everything, in one chunk for each sample. Raises the first error that ends one of them."""
@@ -58,8 +62,8 @@ class Samples:
             for task in tasks:
                 task.cancel()
 
-    def _next(self, index: int) -> "asyncio.Task[TextChunk]":
-        return asyncio.create_task(self.generations[index].__anext__())
+    def _read_next(self, index: int) -> None:
+        self._reads[asyncio.create_task(self.generations[index].__anext__())] = index
 
 
 async def _collect(generation: Generation) -> TextChunk:
