@@ -13,7 +13,8 @@ Float64Array = npt.NDArray[np.float64]
 _NUM_TERMS = 5
 _FORGETTING = 0.99
 _MIN_STEPS = 8  # measured of a kind before anything is said of it
-_STEPS_PER_FIT = 8
+_STEPS_PER_FIT = 32
+_NUM_FIRST_STEPS = 32  # of a kind, each of which is learned from at once
 _RIDGE = 1e-6
 _TOLERANCE = 3.0
 _SPREAD_GAIN = 0.05
@@ -59,7 +60,7 @@ class StepTimeModel:
     """Nanoseconds of a step as a sum: a constant, and a price for each unit of its load; none is negative.
 
     Fitted by recursive least squares with exponential forgetting (Ljung, "System Identification", 11.2), in its
-    information form: the decayed sums of x x' and x y are kept, and solved when somebody asks. Steps with and without
+    information form: the decayed sums of x x' and x y are kept, and solved now and then. Steps with and without
     prompts are forgotten apart, else a long time without prompts would forget what a prompt costs. A step whose error
     is far beyond the usual counts less (Huber's weights), so that a pause of the machine does not teach; when errors
     stay large, the usual grows, and the model follows. Owned by the Scheduler.
@@ -68,11 +69,12 @@ class StepTimeModel:
     def __init__(self) -> None:
         self.max_prefill_tokens = 0  # of one step measured so far
         self._prices: Float64Array = np.zeros(_NUM_TERMS)
+        self._price_list = [0.0] * _NUM_TERMS  # the same, for predictions: numpy is slow with five numbers
         self._information: Float64Array = np.zeros((2, _NUM_TERMS, _NUM_TERMS))  # [without or with prompts]
         self._moments: Float64Array = np.zeros((2, _NUM_TERMS))
         self._num_steps = [0, 0]
         self._spreads_ns = [0.0, 0.0]  # the usual error, absolute
-        self._num_unfitted = 0
+        self._unfitted: list[tuple[int, float, int, StepLoad]] = []  # (kind, weight, nanoseconds, load)
 
     @property
     def prices(self) -> Float64Array:
@@ -93,19 +95,20 @@ class StepTimeModel:
         """A step of this load took so long."""
         if elapsed_ns <= 0:
             return
-        kind, terms = int(load.prefill_tokens > 0), load.terms()
-        weight = self._weigh(kind, float(terms @ self._prices), elapsed_ns)
-        self._information[kind] = _FORGETTING * self._information[kind] + weight * np.outer(terms, terms)
-        self._moments[kind] = _FORGETTING * self._moments[kind] + weight * elapsed_ns * terms
+        kind = int(load.prefill_tokens > 0)
+        weight = self._weigh(kind, self.predict_ns(load), elapsed_ns)
+        self._unfitted.append((kind, weight, elapsed_ns, load))
         self._num_steps[kind] += 1
         self.max_prefill_tokens = max(self.max_prefill_tokens, load.prefill_tokens)
-        self._num_unfitted += 1
-        if self._num_unfitted >= _STEPS_PER_FIT or self._num_steps[kind] <= 4 * _STEPS_PER_FIT:
+        if len(self._unfitted) >= _STEPS_PER_FIT or self._num_steps[kind] <= _NUM_FIRST_STEPS:
+            self._learn()
             self._fit()
 
     def predict_ns(self, load: StepLoad) -> float:
         """The time that a step of this load should take; 0 when nothing was measured."""
-        return float(load.terms() @ self._prices)
+        step_ns, prefill_ns, row_ns, context_ns, pair_ns = self._price_list
+        prompt_ns = prefill_ns * load.prefill_tokens + pair_ns * load.prefill_pairs
+        return step_ns + row_ns * load.decode_rows + context_ns * load.context_tokens + prompt_ns
 
     def spread_ns(self, load: StepLoad) -> float:
         """By how much such a prediction is usually wrong."""
@@ -113,7 +116,7 @@ class StepTimeModel:
 
     def chunk_for(self, free_ns: float, num_computed_tokens: int) -> float:
         """Tokens of a chunk that add `free_ns` to a step, after `num_computed_tokens` of the prompt; may be inf."""
-        token_ns, pair_ns = float(self._prices[1]), float(self._prices[4])
+        token_ns, pair_ns = self._price_list[1], self._price_list[4]
         # pair / 2 n^2 + (token + pair (computed + 1/2)) n = free
         linear = token_ns + pair_ns * (num_computed_tokens + 0.5)
         root = (linear**2 + 2 * pair_ns * max(free_ns, 0.0)) ** 0.5
@@ -124,7 +127,7 @@ class StepTimeModel:
         prefill_ns = decode_ns = 0.0
         if self.knows_prefill:
             num_steps = -(-num_prompt_tokens // max_step_tokens)
-            prefill_ns = num_steps * float(self._prices[0]) + num_prompt_tokens * float(self._prices[1])
+            prefill_ns = num_steps * self._price_list[0] + num_prompt_tokens * self._price_list[1]
         if self.knows_decode:
             load = StepLoad(0, 1, num_prompt_tokens)
             decode_ns = max(0, min_tokens - 1) * self.predict_ns(load)
@@ -142,9 +145,24 @@ class StepTimeModel:
         self._spreads_ns[kind] = max(grown_ns, _MIN_SPREAD * predicted_ns)
         return 1.0 if error_ns <= bound_ns else bound_ns / error_ns
 
+    def _learn(self) -> None:
+        """Add the steps since the last fit to the sums, as if one by one."""
+        for kind in (0, 1):
+            steps = [step for step in self._unfitted if step[0] == kind]
+            if not steps:
+                continue
+            decay = _FORGETTING ** np.arange(len(steps))[::-1]
+            weights = decay * [weight for _, weight, _, _ in steps]
+            terms = np.array([load.terms() for _, _, _, load in steps])
+            weighted = weights[:, None] * terms
+            kept = _FORGETTING ** len(steps)
+            self._information[kind] = kept * self._information[kind] + weighted.T @ terms
+            elapsed_ns = np.array([elapsed_ns for _, _, elapsed_ns, _ in steps], np.float64)
+            self._moments[kind] = kept * self._moments[kind] + elapsed_ns @ weighted
+        self._unfitted.clear()
+
     def _fit(self) -> None:
         """Solve for the prices. Where the steps say nothing, the prices stay what they were."""
-        self._num_unfitted = 0
         information, moments = self._information.sum(axis=0), self._moments.sum(axis=0)
         ridge = _RIDGE * np.diag(information)
         ridge[ridge == 0.0] = 1.0  # a term that was never seen
@@ -159,4 +177,4 @@ class StepTimeModel:
                 break
             # What would be negative is taken to cost nothing, the worst one first.
             free = np.delete(free, int(np.argmin(found * np.diag(normal)[free] ** 0.5)))
-        self._prices = prices
+        self._prices, self._price_list = prices, prices.tolist()
