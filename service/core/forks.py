@@ -1,6 +1,9 @@
 """Samples of one prompt that wait until the first of them has computed it."""
 
+import numpy as np
+
 from service.core.sequence import Sequence
+from service.core.types import Int64Array
 
 
 class Forks:
@@ -22,10 +25,10 @@ class Forks:
         """True when the sequence waits here."""
         return seq_id in self._leaders
 
-    @property
-    def leaders(self) -> list[int]:
-        """The sequences that are waited for."""
-        return list(self._waiting)
+    def leaders_among(self, seq_ids: Int64Array) -> list[int]:
+        """Those of `seq_ids` that are waited for."""
+        leaders = list(self._waiting)
+        return [leader for leader, is_in in zip(leaders, np.isin(leaders, seq_ids).tolist(), strict=True) if is_in]
 
     def in_order(self) -> list[Sequence]:
         """All that wait, by leader and then as they came."""

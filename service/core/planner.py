@@ -66,10 +66,10 @@ class Planner:
         decode_rows = self._all_rows[:num_decode_rows]
         if reservation.preempted_rows:
             decode_rows = decode_rows[reservation.is_kept(num_decode_rows)]
-        chunks = self._chunks(step_id, reservation, len(decode_rows))
-        assert len(decode_rows) or chunks.rows, "work exists, so a step exists"
-        if not chunks.rows:
-            count = len(decode_rows)
+        count = len(decode_rows)
+        chunks = self._chunks(step_id, reservation, count)
+        assert count or (chunks and chunks.rows), "work exists, so a step exists"
+        if chunks is None or not chunks.rows:
             return StepPlan(step_id, decode_rows, self._ones[:count], self._trues[:count], count, count)
         return self._mixed_plan(step_id, decode_rows, chunks, reservation.block_copies)
 
@@ -78,21 +78,22 @@ class Planner:
         num_decode_rows = batch.num_decode_rows
         held_tokens = batch.num_blocks[:num_decode_rows] * self._config.block_size
         is_full = batch.num_computed_tokens[:num_decode_rows] == held_tokens
-        while (num_missing := np.count_nonzero(is_full) - self._pool.num_free) > 0:
+        rows = is_full.nonzero()[0]
+        if not len(rows):
+            return
+        while (num_missing := len(rows) - self._pool.num_free) > 0:
             may_lose = reservation.is_kept(batch.num_rows)
-            victim = choose_victim(batch, self._pool, self._policy, may_lose, int(num_missing))
+            victim = choose_victim(batch, self._pool, self._policy, may_lose, num_missing)
             reservation.preempt(victim)
-            if victim < num_decode_rows:
-                is_full[victim] = False
-        rows = np.flatnonzero(is_full).astype(np.int32)
+            rows = rows[rows != victim]
         if len(rows):
-            reservation.grow_each(rows)
+            reservation.grow_each(rows.astype(np.int32))
 
-    def _chunks(self, step_id: int, reservation: Reservation, num_decode_tokens: int) -> Chunks:
-        """Every chunk, of prompts in progress and of those admitted now, with its blocks reserved."""
+    def _chunks(self, step_id: int, reservation: Reservation, num_decode_tokens: int) -> Chunks | None:
+        """Every chunk, of prompts in progress and of those admitted now, with its blocks reserved; None: no prompts."""
         batch = self._batch
-        if batch.num_decode_rows == batch.num_rows and not len(self._queue):
-            return Chunks(self._config.block_size, 0, 0)
+        if batch.num_decode_rows == batch.num_rows and (batch.num_rows == batch.max_num_seqs or not len(self._queue)):
+            return None
         num_tokens = self._budget.chunk_tokens(num_decode_tokens, batch)
         chunks = Chunks(self._config.block_size, num_tokens, self._pool.num_free)
         num_promised = self._continue_prompts(reservation, chunks)

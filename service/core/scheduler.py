@@ -1,6 +1,7 @@
 """The scheduler: a pure state machine that decides what each step computes."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -36,6 +37,10 @@ from service.core.types import (
 from service.core.waiting_queue import WaitingQueue
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
+
+_NO_ROWS: Final[Int32Array] = np.empty(0, np.int32)
+# Looking a member up in an enum takes longer than comparing a thousand rows.
+_NONE, _ERROR = np.int8(FinishReason.NONE), np.int8(FinishReason.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,32 +208,38 @@ class Scheduler:
         """
         flight = self._landed(plan)
         flight.reservation.accept()
-        batch, load = self._batch, load_of(plan, self._batch)
+        batch = self._batch
         if not self._is_continuous:
             plan, result = landed_part(plan, result, batch)
-        computed, has_silent_rows = self._as_slice(plan.rows), not plan.samples.all()
-        sampled_rows = plan.rows[plan.samples] if has_silent_rows else plan.rows
-        rows = self._as_slice(sampled_rows) if has_silent_rows else computed
-        assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
+        computed = self._as_slice(plan.rows)
+        load = load_of(plan, batch, computed)
         batch.num_computed_tokens[computed] += plan.num_scheduled
-        if batch.num_decode_rows < batch.num_rows:
+        sampled_rows, rows = plan.rows, computed
+        if not plan.is_decode_only:
             # Rows behind the decode rows come last in a plan.
-            num_decode_rows = int(np.count_nonzero(plan.rows < batch.num_decode_rows))
-            self._prefixes.publish_prompts(plan.rows[num_decode_rows:])
+            self._prefixes.publish_prompts(plan.rows[plan.num_decode_rows :])
+            if not plan.samples.all():
+                sampled_rows = plan.rows[plan.samples]
+                rows = self._as_slice(sampled_rows)
+        assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
         batch.append_tokens(rows, result.token_ids)
         self._policy.commit(batch, rows)
         reasons = finish_reasons(batch, rows, result.token_ids, self.config.max_kv_tokens)
-        reasons[result.failed] = FinishReason.ERROR
-        delta = self._delta(flight, batch.seq_ids[rows].copy(), reasons, result)
+        if len(result.failed):
+            reasons[result.failed] = _ERROR
+        seq_ids = batch.seq_ids[rows].copy()
         if self._forks:
-            leaders = np.array(self._forks.leaders)
-            for leader in leaders[np.isin(leaders, batch.seq_ids[rows])].tolist():
+            for leader in self._forks.leaders_among(seq_ids):
                 self._release_forks(leader)
-        # What a failed sequence computed is not to be trusted, so nothing more of it is published.
-        finished = np.flatnonzero(reasons)
-        self._prefixes.publish_all(sampled_rows[finished[reasons[finished] != FinishReason.ERROR]])
-        finished_rows = sampled_rows[finished]
-        self._settle(flight, finished_rows if self._is_continuous else leaving_rows(finished_rows, batch))
+        delta = self._delta(flight, seq_ids, reasons, result)
+        finished_rows = _NO_ROWS
+        if reasons.any():
+            # What a failed sequence computed is not to be trusted, so nothing more of it is published.
+            self._prefixes.publish_all(sampled_rows[(reasons != _NONE) & (reasons != _ERROR)])
+            finished_rows = sampled_rows[reasons != _NONE]
+        if not self._is_continuous:
+            finished_rows = leaving_rows(finished_rows, batch)
+        self._settle(flight, finished_rows)
         self._num_steps += 1
         self._last_step = (load, flight.started_ns) if self.has_work else None
         return delta

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from service.core.batch_state import BatchState
+from service.core.batch_state import BatchState, Rows
 from service.core.plan import StepPlan
 
 Float64Array = npt.NDArray[np.float64]
@@ -44,13 +44,13 @@ class StepLoad:
         )
 
 
-def load_of(plan: StepPlan, batch: BatchState) -> StepLoad:
-    """The load of a plan that has not been committed."""
+def load_of(plan: StepPlan, batch: BatchState, rows: Rows | None = None) -> StepLoad:
+    """The load of a plan that has not been committed. `rows` are the plan's, as a slice if they are one."""
     num_decode_rows = plan.num_decode_rows
-    num_computed_tokens = batch.num_computed_tokens[plan.rows]
-    context_tokens = int(num_computed_tokens[:num_decode_rows].sum()) + num_decode_rows
+    num_computed_tokens = batch.num_computed_tokens[plan.rows if rows is None else rows]
     if plan.is_decode_only:
-        return StepLoad(0, num_decode_rows, context_tokens)
+        return StepLoad(0, num_decode_rows, int(num_computed_tokens.sum()) + num_decode_rows)
+    context_tokens = int(num_computed_tokens[:num_decode_rows].sum()) + num_decode_rows
     counts = plan.num_scheduled[num_decode_rows:].astype(np.float64)
     pairs = counts @ (num_computed_tokens[num_decode_rows:] + (counts + 1) / 2)
     return StepLoad(int(counts.sum()), num_decode_rows, context_tokens, float(pairs))

@@ -6,9 +6,8 @@ from service.core.batch_state import BatchState, Rows
 from service.core.types import BoolArray, FinishReason, Int8Array, Int32Array
 
 # Looking a member up in an enum takes longer than comparing a thousand rows.
-_NONE, _STOP, _LENGTH, _UNSERVICEABLE = (
-    np.int8(reason)
-    for reason in (FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH, FinishReason.UNSERVICEABLE)
+_STOP, _LENGTH, _UNSERVICEABLE = (
+    np.int8(reason) for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.UNSERVICEABLE)
 )
 
 
@@ -20,13 +19,13 @@ def finish_reasons(batch: BatchState, rows: Rows, token_ids: Int32Array, max_kv_
     that the KV buffer holds, so that the sequence could not go on even alone. Returns int8[num_sampled].
     """
     num_tokens = batch.num_tokens[rows]
-    reasons: Int8Array = (num_tokens >= batch.max_num_tokens[rows]) * _LENGTH
-    if num_tokens.max(initial=0) > max_kv_tokens:
-        reasons[(num_tokens > max_kv_tokens) & (reasons == _NONE)] = _UNSERVICEABLE
+    is_full: BoolArray = num_tokens >= batch.max_num_tokens[rows]
+    reasons: Int8Array = is_full.view(np.int8) * _LENGTH
+    if max_kv_tokens < batch.max_model_len:
+        reasons[(num_tokens > max_kv_tokens) & ~is_full] = _UNSERVICEABLE
     # One comparison per stop token id: faster than all of them in two dimensions, since most batches have one or two.
-    is_stop_token: BoolArray = batch.stop_token_ids[0, rows] == token_ids
-    for stop_token_ids in batch.stop_token_ids[1:]:
-        is_stop_token |= stop_token_ids[rows] == token_ids
-    if is_stop_token.any():
-        reasons[is_stop_token & (num_tokens > batch.min_num_tokens[rows])] = _STOP
+    for stop_token_ids in batch.stop_token_ids:
+        is_stop_token = stop_token_ids[rows] == token_ids
+        if is_stop_token.any():
+            reasons[is_stop_token & (num_tokens > batch.min_num_tokens[rows])] = _STOP
     return reasons
