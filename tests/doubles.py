@@ -18,7 +18,7 @@ from service.api.frontend import Frontend
 from service.api.params import ModelLimits
 from service.api.server import Server
 from service.api.settings import ServerSettings
-from service.clock import MonotonicClock
+from service.clock import Clock, MonotonicClock
 from service.commands.assembly import scheduler_config
 from service.core.batch_state import BatchState
 from service.core.plan import StepPlan
@@ -80,6 +80,16 @@ def request_for(prompt: Sequence[int] = PROMPT, **sampling: object) -> pb.Genera
     return pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt), sampling=pb.SamplingParams(**fields))
 
 
+class ManualClock:
+    """Time that tests set."""
+
+    def __init__(self) -> None:
+        self.time_ns = 1
+
+    def now_ns(self) -> int:
+        return self.time_ns
+
+
 class NullObserver:
     """Observes nothing."""
 
@@ -100,7 +110,8 @@ class GatedExecutor:
         self.limits = limits
         self.errors: list[Exception] = []  # raised by the next steps, first one first
         self.failing_seq_ids: list[int] = []  # sequences whose logits cannot be sampled from
-        self.num_steps = 0  # dispatched
+        self.num_arrived = 0  # steps that have come to the gate
+        self.num_steps = 0  # those that have passed it
         self.warm_up_error: Exception | None = None
         self.close_error: Exception | None = None
         self.is_closed = False
@@ -125,6 +136,7 @@ class GatedExecutor:
 
     def dispatch(self, plan: StepPlan, batch: BatchState) -> StepHandle:
         with self._gate:
+            self.num_arrived += 1
             assert self._gate.wait_for(lambda: self.num_steps < self._num_allowed, DEADLINE_S), "the gate stayed shut"
             self.num_steps += 1
         if self.errors:
@@ -159,14 +171,14 @@ async def served_toy(
     settings: EngineSettings | None = None,
     scheduling: SchedulingSettings | None = None,
     template: str | None = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}",
+    clock: Clock | None = None,
 ) -> AsyncIterator[Served]:
     """A running toy model; closed at the end."""
     settings = settings or EngineSettings(retry_pause_s=0.0)
     executor = GatedExecutor(limits)
     scheduler = Scheduler(scheduler_config(limits, settings, scheduling))
-    engine = Engine(
-        scheduler, executor, settings, eos_token_ids=(EOS_TOKEN_ID,), clock=MonotonicClock(), observer=NullObserver()
-    )
+    clock, eos_token_ids = clock or MonotonicClock(), (EOS_TOKEN_ID,)
+    engine = Engine(scheduler, executor, settings, eos_token_ids=eos_token_ids, clock=clock, observer=NullObserver())
     model_limits = ModelLimits(
         model_name=MODEL_NAME,
         vocab_size=VOCAB_SIZE,
@@ -206,11 +218,12 @@ async def connected_toy(
     settings: EngineSettings | None = None,
     server_settings: ServerSettings | None = None,
     scheduling: SchedulingSettings | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Connected]:
     """A toy model served on a free port of loopback; drained at the end."""
     server = Server(server_settings or ServerSettings(port=0), watch_period_s=0.01)
     port = server.bind()
-    async with served_toy(limits, settings, scheduling) as served:
+    async with served_toy(limits, settings, scheduling, clock=clock) as served:
         await server.start(served.engine, served.frontend)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             connected = Connected(served, server, port, channel)

@@ -259,8 +259,9 @@ def test_tokens_that_gather_share_a_chunk() -> None:
     run_async(main())
 
 
-@pytest.mark.parametrize("way", ["cancel", "deadline", "channel"])
-def test_client_that_goes_leaves_no_block_behind_after_the_step_in_flight(way: str) -> None:
+@pytest.mark.parametrize("way", ["cancel", "channel"])
+@pytest.mark.parametrize("num_samples", [1, 4])
+def test_client_that_goes_leaves_no_block_behind_after_the_step_in_flight(way: str, num_samples: int) -> None:
     async def main() -> None:
         async with connected_toy() as toy:
             executor = toy.served.executor
@@ -268,23 +269,36 @@ def test_client_that_goes_leaves_no_block_behind_after_the_step_in_flight(way: s
             executor.allow(2)
             channel = toy.new_channel()
             stub = type(toy.stub)(channel)
-            timeout_s = 0.5 if way == "deadline" else None
-            call = stub.Generate(request_for(max_tokens=100), timeout=timeout_s)
+            call = stub.Generate(request_for(max_tokens=100, n=num_samples))
             assert (await call.read()).HasField("started")
             assert (await call.read()).HasField("chunk")
-            await eventually(lambda: executor.num_steps == 2)
+            await eventually(lambda: executor.num_arrived == 3)  # planned before the client goes, and held at the gate
             if way == "cancel":
                 call.cancel()
             elif way == "channel":
                 await channel.close()
             await eventually(lambda: toy.served.engine.num_open_streams == 0)
-            executor.allow(1)  # the step that was planned before the client went
+            executor.allow(1)
             await eventually(lambda: toy.served.has_all_blocks_free)
-            assert executor.num_steps == 3
-            if way != "channel":
-                expected = grpc.StatusCode.CANCELLED if way == "cancel" else grpc.StatusCode.DEADLINE_EXCEEDED
-                assert await call.code() is expected
+            assert executor.num_arrived == 3
+            if way == "cancel":
+                assert await call.code() is grpc.StatusCode.CANCELLED
                 await channel.close()
+
+    run_async(main())
+
+
+def test_deadline_of_the_call_leaves_no_block_behind_whenever_it_passes() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            executor = toy.served.executor
+            executor.close_gate()
+            call = toy.stub.Generate(request_for(max_tokens=100), timeout=0.3)
+            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            await eventually(lambda: toy.served.engine.num_open_streams == 0)
+            executor.allow(float("inf"))
+            await eventually(lambda: toy.served.has_all_blocks_free and not toy.served.scheduler.has_work)
+            assert executor.num_arrived <= 1
 
     run_async(main())
 

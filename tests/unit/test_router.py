@@ -10,17 +10,7 @@ from service.core.types import FinishReason, StepDelta, TokenLogprobs
 from service.engine.router import OutputRouter
 from service.engine.stream import TokenBatch, TokenStream
 from service.errors import ExecutorError, SlowConsumerError, UnserviceableError
-from tests.doubles import run_async
-
-
-class ManualClock:
-    """Time that tests set."""
-
-    def __init__(self) -> None:
-        self.time_ns = 1
-
-    def now_ns(self) -> int:
-        return self.time_ns
+from tests.doubles import ManualClock, run_async
 
 
 def delta(
