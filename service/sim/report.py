@@ -45,7 +45,7 @@ def run_report(name: str, rate: float, simulation: Simulation, tenants: Sequence
     """Summarise a simulation that has run."""
     collector = simulation.collector
     totals, duration_s = collector.totals, max(collector.totals.end_ns / 1e9, 1e-9)
-    counters = [replica.scheduler.counters for replica in simulation.all_replicas]
+    counters = simulation.counters
     queried_tokens = sum(counter.num_queried_tokens for counter in counters)
     hit_tokens = sum(counter.num_hit_tokens for counter in counters)
     histograms = _histograms(collector)

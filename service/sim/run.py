@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from service.core.scheduler import SchedulerConfig
+from service.core.scheduler import SchedulerConfig, SchedulerCounters
 from service.errors import ConfigError
 from service.report.latency_limits import LatencyLimits
 from service.sim.autoscaler import Autoscaler, AutoscaleRule
@@ -44,7 +44,8 @@ class Simulation:
 
     def __init__(self, deployment: Deployment, tenants: tuple[Tenant, ...], limits: LatencyLimits) -> None:
         self.collector = Collector(tenants, limits)
-        self.all_replicas: list[Replica] = []  # that ever were
+        self._num_made = 0  # replicas that ever were
+        self._past: list[SchedulerCounters] = []  # of those that are gone
         self._deployment = deployment
         self._tenants = tenants
         self._router = router_named(deployment.router)
@@ -85,6 +86,11 @@ class Simulation:
         """Requests in the system."""
         return sum(replica.num_live for replica in (*self._ready, *self._draining))
 
+    @property
+    def counters(self) -> list[SchedulerCounters]:
+        """Of every replica that ever was."""
+        return [*self._past, *(replica.scheduler.counters for replica in (*self._ready, *self._draining))]
+
     def _at(self, when_ns: int, happen: Callable[[int], None]) -> None:
         heapq.heappush(self._events, (when_ns, next(self._serials), happen))
 
@@ -106,6 +112,7 @@ class Simulation:
         elif replica in self._draining:
             self._count_replicas(now_ns)
             self._draining.remove(replica)
+            self._past.append(replica.scheduler.counters)
 
     def _scale(self, now_ns: int) -> None:
         """Look at the load, order or give up replicas, and look again later."""
@@ -131,12 +138,12 @@ class Simulation:
         """Starting replicas go first, then the newest; what they have begun they finish."""
         self._count_replicas(now_ns)
         for _ in range(num_replicas):
-            if self._starting:
-                self._starting.pop()
-                continue
-            replica = self._ready.pop()
+            is_ready = not self._starting
+            replica = self._ready.pop() if is_ready else self._starting.pop()
             if replica.num_live:
                 self._draining.append(replica)
+            else:
+                self._past.append(replica.scheduler.counters)
 
     def _count_replicas(self, now_ns: int) -> None:
         """Tell the series how many there were until now."""
@@ -144,6 +151,6 @@ class Simulation:
         self._scaled_ns = max(self._scaled_ns, now_ns)
 
     def _new_replica(self) -> Replica:
-        replica = Replica(len(self.all_replicas), self._deployment.scheduler, self._deployment.latency, self.collector)
-        self.all_replicas.append(replica)
+        replica = Replica(self._num_made, self._deployment.scheduler, self._deployment.latency, self.collector)
+        self._num_made += 1
         return replica

@@ -101,7 +101,7 @@ def test_autoscaler_adds_replicas_after_their_start_up_and_gives_them_up() -> No
     simulation = Simulation(Deployment(config, latency, 1, "least-loaded", rule), ONE, LatencyLimits())
     scaled = simulation.run(requests)
     assert scaled.totals.completed == fixed.totals.completed == 14
-    assert len(simulation.all_replicas) == 4
+    assert len(simulation.counters) == 4
     assert scaled.replicas.largest == 4
     assert scaled.replicas.points()[-1][1] == 1
     # The first request of a burst is on one replica only: what queued behind it before the others came stays there.
@@ -116,7 +116,7 @@ def test_many_requests_leave_nothing_behind() -> None:
     assert measured.totals.completed == 3000
     assert len(measured.live.tenant) == 1024
     assert simulation.num_live == 0
-    counters = simulation.all_replicas[0].scheduler.counters
+    counters = simulation.counters[0]
     assert counters.num_free_blocks == counters.num_blocks - 1
 
 
@@ -127,7 +127,7 @@ def test_prefix_is_computed_once_and_counts_as_a_hit_afterwards() -> None:
     ]
     simulation = Simulation(Deployment(CONFIG, LATENCY), ONE, LatencyLimits())
     measured = simulation.run(requests)
-    counters = simulation.all_replicas[0].scheduler.counters
+    counters = simulation.counters[0]
     assert (counters.num_queried_tokens, counters.num_hit_tokens) == (30, 8)
     assert measured.ttft.mean == pytest.approx((2.0 + 1.2 + 2.0) / 3)
 
@@ -135,7 +135,7 @@ def test_prefix_is_computed_once_and_counts_as_a_hit_afterwards() -> None:
 def test_prompts_without_a_prefix_share_nothing() -> None:
     simulation = Simulation(Deployment(CONFIG, LATENCY), ONE, LatencyLimits())
     simulation.run([SimRequest(at * MS, 0, 9, 6) for at in (0, 50, 100)])
-    assert simulation.all_replicas[0].scheduler.counters.num_hit_tokens == 0
+    assert simulation.counters[0].num_hit_tokens == 0
 
 
 def test_static_batch_ends_together_and_who_comes_meanwhile_waits() -> None:
