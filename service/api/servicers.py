@@ -16,12 +16,12 @@ from service.api.convert import chunk_message, complete_message, params_of, prom
 from service.api.frontend import Frontend, Generation
 from service.api.samples import Samples
 from service.api.status import mapping_of, status_of
+from service.engine.client import TENANT_NAME
 from service.errors import InvalidRequestError, UnknownModelError
 
 REQUEST_ID_KEY = "x-request-id"
 TENANT_KEY = "x-tenant-id"
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # visible ASCII: it goes into metadata and logs
-_TENANT = re.compile(r"[!-~]{1,64}")
 _MAX_SHOWN_CHARS = 128  # of a caller's text in an error: the status travels in metadata, which clients bound
 
 log = structlog.get_logger("chairlift.api")
@@ -34,8 +34,8 @@ class Call:
 
     def __init__(self, context: "grpc.aio.ServicerContext[object, object]") -> None:
         self._context = context
-        self._metadata = dict(context.invocation_metadata() or ())
-        given = str(self._metadata.get(REQUEST_ID_KEY, ""))
+        self._metadata = tuple(context.invocation_metadata() or ())  # a key may occur several times
+        given = str(dict(self._metadata).get(REQUEST_ID_KEY, ""))
         self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self._generations: Sequence[Generation] = ()
         self._code = grpc.StatusCode.CANCELLED  # until the RPC ends in another way
@@ -43,12 +43,13 @@ class Call:
     @property
     def tenant(self) -> str:
         """Whose the request is: the metadata's `x-tenant-id`, "" without one. Raises InvalidRequestError."""
-        if TENANT_KEY not in self._metadata:
-            return ""
-        tenant = str(self._metadata[TENANT_KEY])
-        if not _TENANT.fullmatch(tenant):
-            raise InvalidRequestError(TENANT_KEY, tenant[:_MAX_SHOWN_CHARS], "1 to 64 visible ASCII characters")
-        return tenant
+        tenants = [str(value) for key, value in self._metadata if key == TENANT_KEY]
+        if len(tenants) > 1:  # the caller's and a proxy's, maybe: nobody can tell which is true
+            raise InvalidRequestError(TENANT_KEY, f"{len(tenants)} values", "at most one")
+        for tenant in tenants:
+            if not TENANT_NAME.fullmatch(tenant):
+                raise InvalidRequestError(TENANT_KEY, tenant[:_MAX_SHOWN_CHARS], "1 to 64 visible ASCII characters")
+        return tenants[0] if tenants else ""
 
     @property
     def time_remaining_s(self) -> float | None:

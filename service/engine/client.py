@@ -1,5 +1,6 @@
 """What the front side sees of an engine, be it a thread of this process or a process of its own."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,6 +9,9 @@ from service.clock import Clock
 from service.core.types import Int32Array, SamplingParams
 from service.engine.health import EngineState
 from service.engine.stream import TokenStream
+
+TENANT_NAME = re.compile(r"[!-~]{1,64}")
+"""What a tenant may be called: visible ASCII, since the name comes in metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,8 @@ class EngineClient(Protocol):
     ) -> list[TokenStream]:
         """Start a sequence for each of `samplings`, which share the prompt's computation and its KV blocks.
 
-        All of them are started or none: raises what `submit` raises.
+        All of them are started or none: raises what `submit` raises, and InvalidRequestError when the queue, even an
+        empty one, has no room for so many.
         """
         ...
 

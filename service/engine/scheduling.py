@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from service.core.scheduler_config import Batching, OrderingConfig, Policy
+from service.engine.client import TENANT_NAME
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -13,7 +14,7 @@ NS_PER_MS = 1_000_000
 class SchedulingSettings(BaseModel):
     """Who goes first, and how long anybody may wait."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     policy: Policy = Field(
         default="fcfs",
@@ -83,7 +84,8 @@ def _weights(text: str) -> tuple[tuple[str, float], ...]:
     weights: dict[str, float] = {}
     for item in filter(None, text.split(",")):
         name, _, share = item.rpartition("=")
-        if not name or name in weights or not 0.0 < float(share) < float("inf"):
-            raise ValueError(f"{item!r} is not TENANT=SHARE with a share above 0 and each tenant once")
+        if not TENANT_NAME.fullmatch(name) or name in weights or not 0.0 < float(share) < float("inf"):
+            limit = "TENANT=SHARE, 1 to 64 visible ASCII characters and a number above 0, with each tenant once"
+            raise ValueError(f"{item!r} is not {limit}")
         weights[name] = float(share)
     return tuple(weights.items())

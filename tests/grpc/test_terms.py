@@ -120,6 +120,30 @@ def test_a_tenant_is_named_in_the_metadata(tenant: str, is_taken: bool) -> None:
     run_async(main())
 
 
+def test_two_tenants_in_one_call_are_invalid() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            metadata = (("x-tenant-id", "a"), ("x-tenant-id", "b"))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for()), metadata=metadata)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details() == "x-tenant-id: '2 values' is not allowed: at most one"
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 1e-9])
+def test_time_that_has_passed_already_ends_every_sample(timeout_s: float) -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            error = await error_of(toy, request_within(timeout_s, n=4))
+            assert (error.code(), reason_of(error)) == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED")
+            await eventually(lambda: not toy.served.engine.num_open_streams)
+            await has_ended(toy)
+
+    run_async(main())
+
+
 def test_a_request_that_waits_for_too_long_is_refused_with_a_time_to_retry() -> None:
     async def main() -> None:
         clock = ManualClock()

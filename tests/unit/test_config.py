@@ -117,7 +117,22 @@ def test_tenant_weights_are_read_from_one_flag() -> None:
     assert ordering.aging_ns == 1_500_000_000
 
 
-@pytest.mark.parametrize("weights", ["a", "a=", "=1", "a=0", "a=-1", "a=nan", "a=inf", "a=1,a=2"])
+@pytest.mark.parametrize(
+    "weights", ["a", "a=", "=1", "a=0", "a=-1", "a=nan", "a=inf", "a=1,a=2", "a=1, b=2", "ü=1", f"{65 * 't'}=1"]
+)
 def test_tenant_weights_that_are_none_are_refused(weights: str) -> None:
     with pytest.raises(ConfigError, match="--tenant-weights"):
         config.load(SchedulingSettings, parsed("--tenant-weights", weights))
+
+
+@pytest.mark.parametrize("weights", ["a=1, b=2", "ü=1", 65 * "t" + "=1"])
+def test_weights_of_tenants_that_no_caller_can_be_are_refused(weights: str) -> None:
+    with pytest.raises(ConfigError, match="1 to 64 visible ASCII characters"):
+        config.load(SchedulingSettings, parsed("--tenant-weights", weights))
+
+
+@pytest.mark.parametrize("flag", ["--max-queue-wait-s", "--target-itl-ms"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-1"])
+def test_times_of_the_scheduler_are_finite(flag: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=flag):
+        config.load(SchedulingSettings, parsed(flag, value))
