@@ -18,7 +18,14 @@ from service.engine.prefix_keys import PrefixKeys
 from service.engine.router import OutputRouter
 from service.engine.settings import EngineSettings
 from service.engine.stream import TokenStream
-from service.errors import ChairliftError, DrainingError, EngineDeadError, OverloadedError, UnserviceableError
+from service.errors import (
+    ChairliftError,
+    DrainingError,
+    EngineDeadError,
+    InvalidRequestError,
+    OverloadedError,
+    UnserviceableError,
+)
 from service.executor.api import Executor
 
 
@@ -107,11 +114,11 @@ class Engine:
         """Start a sequence for each of `samplings`; see EngineClient."""
         terms = terms or Terms()
         now_ns = self._clock.now_ns()
+        self._check_may_submit(prompt_token_ids, samplings)
         root, digests = self._prefix_keys.of(prompt_token_ids, terms.tenant, self._executor.limits.block_size)
         streams: list[TokenStream] = []
         try:
             for sampling in samplings:
-                self._check_may_submit(prompt_token_ids, sampling)
                 request = Request(
                     next(self._seq_ids),
                     prompt_token_ids,
@@ -161,21 +168,27 @@ class Engine:
         await asyncio.shield(self._ended)
         self._thread.join()
 
-    def _check_may_submit(self, prompt_token_ids: Int32Array, sampling: SamplingParams) -> None:
+    def _check_may_submit(self, prompt_token_ids: Int32Array, samplings: Sequence[SamplingParams]) -> None:
         if self._state is EngineState.DEAD:
             raise EngineDeadError("the engine has stopped after an error") from self._error
         if self._state is not EngineState.READY:
             raise DrainingError(f"the engine is {self._state.value}")
         limits, settings, router = self._executor.limits, self._settings, self._router
+        num_tokens, num_samples = len(prompt_token_ids), len(samplings)
         # The last token is never fed back, so that its keys and values need no slot.
-        num_blocks = -(-(len(prompt_token_ids) + sampling.max_tokens - 1) // limits.block_size)
+        num_slots = num_tokens + max(sampling.max_tokens for sampling in samplings) - 1
+        num_blocks = -(-num_slots // limits.block_size)
         if num_blocks > limits.num_blocks - 1:
             message = f"the request may need {num_blocks} KV blocks; this server has {limits.num_blocks - 1}"
             raise UnserviceableError(message)
+        if num_samples > settings.max_waiting_requests:
+            limit = f"at most {settings.max_waiting_requests} on this server, whose queue has no room for more"
+            raise InvalidRequestError("n", num_samples, limit)
         retry_after_s = router.retry_after_s
-        if router.waiting_requests >= settings.max_waiting_requests:
+        if router.waiting_requests + num_samples > settings.max_waiting_requests:
             raise OverloadedError(f"{router.waiting_requests} requests wait already", retry_after_s)
-        if router.waiting_requests and router.waiting_tokens + len(prompt_token_ids) > settings.max_waiting_tokens:
+        # An empty queue takes any prompt, and all its samples, or they could never enter.
+        if router.waiting_requests and router.waiting_tokens + num_samples * num_tokens > settings.max_waiting_tokens:
             raise OverloadedError(f"{router.waiting_tokens} prompt tokens wait already", retry_after_s)
 
     def _run(self, loop: asyncio.AbstractEventLoop, report_warm: Callable[[], object]) -> None:

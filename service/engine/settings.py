@@ -8,7 +8,7 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_waiting_requests: int = Field(default=1024, ge=1, description="requests that may wait for their first token")
+    max_waiting_requests: int = Field(default=1024, ge=1, description="samples that may wait for their first token")
     max_waiting_tokens: int = Field(default=1 << 20, ge=1, description="prompt tokens of waiting requests, together")
     max_pending_tokens: int = Field(default=4096, ge=1, description="tokens held for a client that reads too slowly")
     max_step_retries: int = Field(default=3, ge=0, description="retries in a row of a step after a transient error")

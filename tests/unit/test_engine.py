@@ -13,7 +13,7 @@ from service.core.types import SamplingParams
 from service.engine.engine import Engine
 from service.engine.health import EngineState, Heartbeat
 from service.engine.settings import EngineSettings
-from service.errors import DrainingError, EngineDeadError, ExecutorError
+from service.errors import DrainingError, EngineDeadError, ExecutorError, InvalidRequestError, OverloadedError
 from tests.doubles import LIMITS, PROMPT, GatedExecutor, NullObserver, eventually, run_async, served_toy, toy_output
 
 PROMPT_IDS = np.array(PROMPT, np.int32)
@@ -234,3 +234,40 @@ def test_heartbeat_is_silent_only_while_a_step_runs() -> None:
     assert heartbeat.silence_ns(now_ns=500) == 400
     heartbeat.rest()
     assert heartbeat.silence_ns(now_ns=10**12) == 0
+
+
+def test_samples_enter_the_queue_together_or_not_at_all() -> None:
+    async def main() -> None:
+        async with served_toy(settings=EngineSettings(max_waiting_requests=3)) as toy:
+            toy.executor.close_gate()
+            toy.engine.submit(PROMPT_IDS, GREEDY)
+            with pytest.raises(OverloadedError):
+                toy.engine.submit_samples(PROMPT_IDS, [GREEDY] * 3)
+            assert toy.engine.num_open_streams == 1
+            assert len(toy.engine.submit_samples(PROMPT_IDS, [GREEDY] * 2)) == 2
+            toy.executor.allow(float("inf"))
+            await eventually(lambda: not toy.engine.num_open_streams)
+            assert toy.scheduler.counters.num_submitted == 3
+
+    run_async(main())
+
+
+def test_more_samples_than_the_queue_ever_holds_are_invalid() -> None:
+    async def main() -> None:
+        async with served_toy(settings=EngineSettings(max_waiting_requests=3)) as toy:
+            with pytest.raises(InvalidRequestError, match="n: 4 is not allowed: at most 3 "):
+                toy.engine.submit_samples(PROMPT_IDS, [GREEDY] * 4)
+            assert len(toy.engine.submit_samples(PROMPT_IDS, [GREEDY] * 3)) == 3
+
+    run_async(main())
+
+
+def test_an_empty_queue_takes_all_samples_of_any_prompt() -> None:
+    async def main() -> None:
+        async with served_toy(settings=EngineSettings(max_waiting_tokens=4)) as toy:
+            toy.executor.close_gate()
+            assert len(toy.engine.submit_samples(PROMPT_IDS, [GREEDY] * 4)) == 4
+            with pytest.raises(OverloadedError):
+                toy.engine.submit(PROMPT_IDS, GREEDY)
+
+    run_async(main())

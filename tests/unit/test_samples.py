@@ -2,9 +2,15 @@
 
 import asyncio
 
+import numpy as np
+import pytest
+
+from service.api.frontend import Generation
 from service.api.params import GenerationParams, TokenPrompt
 from service.api.samples import Samples
-from tests.doubles import PROMPT, Served, eventually, run_async, served_toy, toy_output
+from service.core.types import FinishReason, TokenLogprobs
+from service.engine.stream import TokenStream
+from tests.doubles import PROMPT, Served, eventually, run_async, served_toy, toy_output, toy_tokenizer
 
 
 async def submit(served: Served, count: int) -> Samples:
@@ -34,6 +40,47 @@ def test_a_sample_has_ended_with_its_last_chunk_alone_however_slow_the_reader() 
                         ended.append((index, len(token_ids[index])))
         assert token_ids == [toy_output(PROMPT, 6)] * 2
         assert sorted(ended) == [(0, 6), (1, 6)]
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_logprobs_of_every_sample_end_with_the_token_that_completed_its_stop_string(is_whole: bool) -> None:
+    async def main() -> None:
+        streams = [TokenStream(seq_id, 1, max_pending_tokens=10) for seq_id in range(4)]
+        for stream in streams:
+            for token_id in (5, 6, 7, 8):
+                entry = TokenLogprobs(-token_id, np.empty(0, np.int32), np.empty(0, np.float32))
+                stream.push(token_id, FinishReason.NONE, entry, now_ns=1)
+        async with served_toy() as served:
+            samples = Samples([Generation(served.engine, stream, toy_tokenizer(), ["w7"], 0) for stream in streams])
+            with samples:
+                chunks = await samples.collect() if is_whole else [chunk async for _, chunk in samples]
+        assert [chunk.token_ids for chunk in chunks] == [[5, 6, 7]] * 4
+        assert [[entry.chosen for entry in chunk.logprobs] for chunk in chunks] == [[-5, -6, -7]] * 4
+        assert [generation.stop_string for generation in samples.generations] == ["w7"] * 4
+
+    run_async(main())
+
+
+def test_a_caller_that_stops_waiting_for_all_samples_frees_them() -> None:
+    async def main() -> None:
+        async with served_toy() as served:
+            served.executor.close_gate()
+            served.executor.allow(2)
+
+            async def answer() -> None:
+                with await submit(served, 4) as samples:
+                    await samples.collect()
+
+            task = asyncio.create_task(answer())
+            await eventually(lambda: served.executor.num_arrived == 3)
+            task.cancel()
+            await asyncio.wait({task})
+            assert not served.engine.num_open_streams
+            served.executor.allow(1)
+            await eventually(lambda: served.has_all_blocks_free and not served.scheduler.has_work)
+            assert served.executor.num_arrived == 3
 
     run_async(main())
 
