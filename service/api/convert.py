@@ -1,12 +1,14 @@
 """Protobuf messages to and from the front side's own types."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from chairlift.inference.v1 import inference_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
 
 from service.api.frontend import Generation, TextChunk, Timings
 from service.api.params import ChatPrompt, GenerationParams, Prompt, TextPrompt, TokenPrompt
+from service.api.validate import validate_ranges
 from service.core.types import FinishReason, TokenLogprobs
 from service.errors import InvalidRequestError
 
@@ -45,10 +47,12 @@ def params_of(request: pb.GenerateRequest) -> GenerationParams:
 
 
 def request_message(prompt: Prompt, params: GenerationParams) -> pb.GenerateRequest:
-    """The request that the two above read back. Raises InvalidRequestError for what protobuf cannot carry."""
-    request = pb.GenerateRequest(sampling=sampling_message(params))
-    _set_terms(request, params)
-    try:
+    """The request that the two above read back. Raises InvalidRequestError for what is refused anyway."""
+    validate_ranges(params)
+    request = pb.GenerateRequest(sampling=sampling_message(params), priority=params.priority or 0)
+    if params.timeout_s is not None:
+        request.timeout.FromNanoseconds(round(params.timeout_s * 1e9))
+    with _carrying("prompt", type(prompt).__name__):
         if isinstance(prompt, TextPrompt):
             request.text = prompt.text
         elif isinstance(prompt, TokenPrompt):
@@ -57,36 +61,33 @@ def request_message(prompt: Prompt, params: GenerationParams) -> pb.GenerateRequ
             request.messages.messages.extend(
                 pb.ChatMessage(role=role, content=content) for role, content in prompt.messages
             )
-    except ValueError as error:
-        raise InvalidRequestError("prompt", type(prompt).__name__, str(error)) from error
     return request
-
-
-def _set_terms(request: pb.GenerateRequest, params: GenerationParams) -> None:
-    try:
-        request.priority = params.priority or 0
-    except ValueError as error:
-        raise InvalidRequestError("priority", params.priority, str(error)) from error
-    if params.timeout_s is not None:
-        try:
-            request.timeout.FromNanoseconds(round(params.timeout_s * 1e9))
-        except (ValueError, OverflowError) as error:  # too long, infinite or not a number
-            raise InvalidRequestError("timeout", params.timeout_s, str(error)) from error
 
 
 def sampling_message(params: GenerationParams) -> pb.SamplingParams:
     """The message that `params_of` reads back. Raises InvalidRequestError for what protobuf cannot carry."""
-    message = pb.SamplingParams(logit_bias=params.logit_bias)
+    message = pb.SamplingParams()
     for name in _OPTIONAL:
         value = getattr(params, name)
         if value is not None:
-            try:
+            with _carrying(name, value):
                 setattr(message, name, value)
-            except ValueError as error:
-                raise InvalidRequestError(name, value, str(error)) from error
-    message.stop_token_ids.extend(params.stop_token_ids)
-    message.stop_strings.extend(params.stop_strings)
+    with _carrying("logit_bias", params.logit_bias):
+        message.logit_bias.update(params.logit_bias)
+    with _carrying("stop_token_ids", params.stop_token_ids):
+        message.stop_token_ids.extend(params.stop_token_ids)
+    with _carrying("stop_strings", params.stop_strings):
+        message.stop_strings.extend(params.stop_strings)
     return message
+
+
+@contextmanager
+def _carrying(field: str, value: object) -> Iterator[None]:
+    """Raise InvalidRequestError where protobuf refuses the field's value."""
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequestError(field, value, str(error)) from error
 
 
 def chunk_message(chunk: TextChunk, index: int) -> pb.GenerateResponse:

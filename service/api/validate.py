@@ -29,6 +29,13 @@ MAX_TIMEOUT_S = 86_400.0
 
 def validate_params(params: GenerationParams, limits: ModelLimits) -> None:
     """Check all that can be checked before the prompt is tokenised."""
+    validate_ranges(params)
+    _check_logit_bias(params, limits)
+    _check_stops(params, limits)
+
+
+def validate_ranges(params: GenerationParams) -> None:
+    """Check the numbers whose limits are the same for every model."""
     _check_range("temperature", params.temperature, 0.0, MAX_TEMPERATURE)
     _check_range("top_p", params.top_p, 0.0, 1.0)
     if params.top_p == 0.0:
@@ -47,8 +54,6 @@ def validate_params(params: GenerationParams, limits: ModelLimits) -> None:
             raise InvalidRequestError(name, count, "0 or more")
     if params.max_tokens is not None and params.max_tokens < 1:
         raise InvalidRequestError("max_tokens", params.max_tokens, "1 or more")
-    _check_logit_bias(params, limits)
-    _check_stops(params, limits)
 
 
 def validate_roles(messages: Sequence[tuple[str, str]]) -> None:

@@ -160,7 +160,7 @@ def _read_line(line: str, where: str) -> tuple[float | None, pb.GenerateRequest]
         if isinstance(document, dict) and "arrival_s" in document:
             arrival_s = float(document.pop("arrival_s"))
             line = json.dumps(document)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{where}: {error}") from error
     if arrival_s is not None and not 0 <= arrival_s < 1e9:
         raise ConfigError(f"{where}: arrival_s is {arrival_s}, but must be seconds from the trace's start")

@@ -118,6 +118,9 @@ def test_file_of_requests_is_used_in_turn(tmp_path: Path) -> None:
         ('{"prompt": "a", "colour": 1}', [], r"requests\.jsonl:1: colour"),
         ('{"prompt": "a"}', ["--arrivals", "trace"], "needs arrival_s in every line"),
         ('{"prompt": "a", "arrival_s": -1}', ["--arrivals", "trace"], "arrival_s is -1"),
+        ('{"prompt": "a", "arrival_s": 1' + 400 * "0" + "}", ["--arrivals", "trace"], r"requests\.jsonl:1: "),
+        ('{"prompt": "a", "priority": 11}', [], r"requests\.jsonl:1: priority: 11 .*-10 to 10"),
+        ('{"prompt": "a", "stop_token_ids": [-1]}', [], r"requests\.jsonl:1: stop_token_ids: \[-1\]"),
     ],
 )
 def test_file_that_cannot_be_sent_is_refused(text: str, flags: list[str], complaint: str, tmp_path: Path) -> None:
