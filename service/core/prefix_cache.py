@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from service.core.block_hash import chained_digests
 from service.core.types import NULL_BLOCK, BoolArray, Int32Array
 from service.core.undo_log import UndoLog
+
+_NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -25,8 +28,7 @@ class Chain:
     tail_tokens: bytes  # the tail's `token_bytes`
 
 
-@dataclass(frozen=True, slots=True)
-class _Tail:
+class _Tail(NamedTuple):
     """Cached blocks without digests, and what to compute these from."""
 
     blocks: list[int]
@@ -46,7 +48,7 @@ class PrefixCache:
         """`log` belongs to the pool."""
         self.is_cached: BoolArray = np.zeros(num_blocks, np.bool_)  # [num_blocks]
         self.parents: Int32Array = np.full(num_blocks, NULL_BLOCK, np.int32)  # [num_blocks] null block: it has none
-        self._digests: list[bytes] = [b""] * num_blocks  # of cached blocks, those of tails excepted
+        self._digests: dict[int, bytes] = {}  # of cached blocks, those of tails excepted
         self._blocks: dict[bytes, int] = {}
         self._tails: dict[int, _Tail] = {}  # by the block that they hang on
         self._new_blocks: list[int] = []  # named already, not yet marked in the arrays
@@ -65,7 +67,7 @@ class PrefixCache:
             if block is None:
                 break
             blocks.append(block)
-        return np.array(blocks, np.int32)
+        return np.array(blocks, np.int32) if blocks else _NO_BLOCKS
 
     def add(self, chains: list[Chain]) -> list[tuple[int, int]]:
         """Cache the blocks of chains.
@@ -87,12 +89,23 @@ class PrefixCache:
     def entries(self) -> tuple[tuple[int, bytes, int], ...]:
         """(block, digest, parent) of every cached block; of a tail's, the digest is empty. For snapshots."""
         return tuple(
-            (block, self._digests[block], int(self.parents[block])) for block in np.flatnonzero(self.is_cached).tolist()
+            (block, self._digests.get(block, b""), int(self.parents[block]))
+            for block in np.flatnonzero(self.is_cached).tolist()
         )
 
     def _add(self, chain: Chain) -> None:
         parent, known = chain.parent, self._blocks
         self._hash_tail(parent)
+        if known.keys().isdisjoint(chain.digests):  # mostly: then they are named at once
+            known.update(zip(chain.digests, chain.blocks, strict=True))
+            self._digests.update(zip(chain.blocks, chain.digests, strict=True))
+            blocks = chain.blocks + chain.tail
+            self._new_blocks += blocks
+            self._new_parents.append(parent)
+            self._new_parents += blocks[:-1]
+            if chain.tail:
+                self._tails[chain.blocks[-1]] = _Tail(chain.tail, chain.tail_tokens)
+            return
         is_new = False
         for index, (block, digest) in enumerate(zip(chain.blocks, chain.digests, strict=True)):
             cached = known.get(digest)
@@ -148,26 +161,23 @@ class PrefixCache:
         self._log.add(undo)
 
     def _name(self, blocks: list[int], digests: list[bytes]) -> None:
-        for block, digest in zip(blocks, digests, strict=True):
-            if digest:
-                self._digests[block] = digest
-                self._blocks[digest] = block
+        self._digests.update(zip(blocks, digests, strict=True))
+        self._blocks.update(zip(digests, blocks, strict=True))
 
-    def _unname(self, blocks: list[int]) -> list[bytes]:
-        digests = [self._digests[block] for block in blocks]
-        for block, digest in zip(blocks, digests, strict=True):
-            if digest:
-                self._digests[block] = b""
-                del self._blocks[digest]
+    def _unname(self, blocks: Iterable[int]) -> dict[int, bytes]:
+        """Take the digests from those of `blocks` that have one. Returns them by block."""
+        digests = {block: self._digests.pop(block) for block in self._digests.keys() & blocks}
+        for digest in digests.values():
+            del self._blocks[digest]
         return digests
 
-    def _remove(self, blocks: Int32Array) -> tuple[list[bytes], dict[int, _Tail]]:
+    def _remove(self, blocks: Int32Array) -> tuple[dict[int, bytes], dict[int, _Tail]]:
         numbers = blocks.tolist()
         self.is_cached[blocks] = False
         tails = {block: self._tails.pop(block) for block in self._tails.keys() & numbers}
         return self._unname(numbers), tails
 
-    def _restore(self, blocks: Int32Array, digests: list[bytes], tails: dict[int, _Tail]) -> None:
+    def _restore(self, blocks: Int32Array, digests: dict[int, bytes], tails: dict[int, _Tail]) -> None:
         self.is_cached[blocks] = True
-        self._name(blocks.tolist(), digests)
+        self._name(list(digests), list(digests.values()))
         self._tails |= tails

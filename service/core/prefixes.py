@@ -1,8 +1,7 @@
 """What sequences find in the prefix cache, and what they leave there."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -17,8 +16,7 @@ from service.core.types import NULL_BLOCK, Int32Array
 _NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
+class PrefixHit(NamedTuple):
     """What of a queued sequence is there already, and what it still needs."""
 
     blocks: Int32Array  # [num_hit_blocks]
@@ -57,11 +55,13 @@ class Prefixes:
             fork = self._fork(sequence, leader)
             if fork is not None:
                 return fork
-        num_blocks = -(-sequence.num_tokens // self._block_size)
+        num_tokens = sequence.num_tokens
+        num_blocks = -(-num_tokens // self._block_size)
         if not self._is_on:
             return PrefixHit(_NO_BLOCKS, 0, 0, num_blocks, 0)
-        extend_digests(sequence.block_digests, sequence.root, sequence.token_ids, self._block_size)
-        max_hit_blocks = (sequence.num_tokens - 1) // self._block_size
+        if len(sequence.block_digests) < num_tokens // self._block_size:
+            extend_digests(sequence.block_digests, sequence.root, sequence.token_ids, self._block_size)
+        max_hit_blocks = (num_tokens - 1) // self._block_size
         blocks = self._pool.cache.match(sequence.block_digests[:max_hit_blocks])
         if not len(blocks):
             return PrefixHit(_NO_BLOCKS, 0, 0, num_blocks, 0)
@@ -99,36 +99,37 @@ class Prefixes:
             self._publish(rows, with_output=True)
 
     def _publish(self, rows: Int32Array, *, with_output: bool) -> None:
-        batch = self._batch
+        batch, sequences = self._batch, self._sequences
         starts = batch.num_published_blocks[rows]
         ends = batch.num_computed_tokens[rows] // self._block_size
-        rows, starts, ends = (column[starts < ends] for column in (rows, starts, ends))
-        chains: list[tuple[int, int, Chain]] = []  # row, its first new block, its new blocks
         columns = (rows, batch.seq_ids[rows], starts, ends)
+        chains: list[tuple[int, int, Chain]] = []  # row, its first new block, its new blocks
         for row, seq_id, start, end in zip(*(column.tolist() for column in columns), strict=True):
-            sequence = self._sequences[seq_id]
-            num_known = len(sequence.block_digests)
-            if num_known <= start and not with_output:
+            sequence = sequences[seq_id]
+            is_unknown = len(sequence.block_digests) <= start
+            if start >= end or (is_unknown and not with_output):
                 continue
-            if num_known <= start:
+            if is_unknown:
                 first = batch.token_ids[row, : (start + 1) * self._block_size]
                 extend_digests(sequence.block_digests, sequence.root, first, self._block_size)
             chains.append((row, start, self._chain(row, sequence, (start, end), with_output=with_output)))
-        if chains and self._pool.publish([chain for _, _, chain in chains]):
+        if not chains:
+            return
+        if self._pool.publish([chain for _, _, chain in chains]):
             for row, start, chain in chains:
                 blocks = chain.blocks + chain.tail
                 batch.block_table[row, start : start + len(blocks)] = blocks
-        for row, start, chain in chains:
-            batch.num_published_blocks[row] = start + len(chain.blocks)
+        published = [start + len(chain.blocks) for _, start, chain in chains]
+        batch.num_published_blocks[[row for row, _, _ in chains]] = published
 
     def _chain(self, row: int, sequence: Sequence, span: tuple[int, int], *, with_output: bool) -> Chain:
         """The row's blocks in `span`, and with its output those without a digest too."""
         (start, end), table = span, self._batch.block_table[row]
         known_end = min(end, len(sequence.block_digests))
         parent = int(table[start - 1]) if start else NULL_BLOCK
-        chain = Chain(parent, table[start:known_end].tolist(), sequence.block_digests[start:known_end], [], b"")
-        if with_output and known_end < end:
-            chain.tail = table[known_end:end].tolist()
-            tokens = self._batch.token_ids[row, known_end * self._block_size : end * self._block_size]
-            chain.tail_tokens = token_bytes(tokens)
-        return chain
+        digests = sequence.block_digests[start:known_end]
+        if not with_output or known_end == end:
+            return Chain(parent, table[start:known_end].tolist(), digests, [], b"")
+        blocks, num_known = table[start:end].tolist(), known_end - start
+        tokens = self._batch.token_ids[row, known_end * self._block_size : end * self._block_size]
+        return Chain(parent, blocks[:num_known], digests, blocks[num_known:], token_bytes(tokens))
