@@ -102,10 +102,7 @@ class BlockPool:
         if len(blocks) == 0:
             return
         self._log.save(self.ref_counts, blocks)
-        np.subtract.at(self.ref_counts, blocks, 1)
-        counts = self.ref_counts[blocks]
-        assert counts.min() >= 0, "a block was released more often than it was taken"
-        unheld = self._distinct(blocks[counts == 0][::-1])
+        unheld = self._unheld_after(blocks)[::-1]
         is_cached = self.cache.is_cached[unheld]
         evictable, blank = unheld[is_cached], unheld[~is_cached]
         if len(evictable):
@@ -139,6 +136,16 @@ class BlockPool:
             self.hold(cached)
             self.release(own)
         return bool(replaced)
+
+    def _unheld_after(self, blocks: Int32Array) -> Int32Array:
+        """Count down the references to `blocks`. Returns those without one, each where it comes first."""
+        is_alone = self.ref_counts[blocks].max() == 1
+        np.subtract.at(self.ref_counts, blocks, 1)
+        counts = self.ref_counts[blocks]
+        assert counts.min() >= 0, "a block was released more often than it was taken"
+        if is_alone:  # so each was named once
+            return blocks
+        return self._distinct(blocks[counts == 0][::-1])[::-1]
 
     def _set_num_blank(self, num_blank: int) -> None:
         old = self.num_blank

@@ -324,7 +324,10 @@ class Scheduler:
         rows = np.flatnonzero(~keep).astype(np.int32)
         self._pool.release(self._batch.blocks_of(rows))
         for seq_id in self._batch.seq_ids[rows].tolist():
-            self._forget(seq_id)
+            self._policy.leave(self._sequences.pop(seq_id))
+            if self._forks:
+                self._release_forks(seq_id)
+        self._totals.num_finished += len(rows)
 
     def _end_running(self, seq_id: int) -> None:
         """End one running sequence while no plan is in flight."""
