@@ -36,27 +36,33 @@ class BatchState:
         self.max_model_len = max_model_len  # tokens that a row has room for
         self.num_rows = 0
         self.num_decode_rows = 0
-        self.seq_ids: Int64Array = np.full(max_num_seqs, -1, np.int64)  # [max_num_seqs]
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), np.int32)  # prompt, then output
+        self._flat_token_ids: Int32Array = self.token_ids.reshape(-1)  # a view
         self._first_places: Int64Array = np.arange(max_num_seqs) * max_model_len  # of each row in flat token_ids
-        self.num_prompt_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)
-        self.num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens: prompt and output so far
-        self.num_computed_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # tokens whose K and V are in blocks
         self.block_table: Int32Array = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)  # then the null block
-        self.num_blocks: Int32Array = np.zeros(max_num_seqs, np.int32)  # valid entries of each block table row
-        self.num_published_blocks: Int32Array = np.zeros(max_num_seqs, np.int32)  # of them, in the prefix cache
-        self.temperature: Float32Array = np.zeros(max_num_seqs, np.float32)
-        self.top_k: Int32Array = np.zeros(max_num_seqs, np.int32)
-        self.top_p: Float32Array = np.ones(max_num_seqs, np.float32)
-        self.min_p: Float32Array = np.zeros(max_num_seqs, np.float32)
-        self.seed: Int64Array = np.zeros(max_num_seqs, np.int64)  # the 64 bits of SamplingParams.seed
-        self.rank: Int64Array = np.zeros(max_num_seqs, np.int64)  # Sequence.rank
-        self.admitted_step: Int64Array = np.zeros(max_num_seqs, np.int64)  # whose plan gave the sequence its row
+        # The other columns lie side by side, [num_columns, max_num_seqs], so that a row moves in a few copies.
+        self._int32_columns: Int32Array = np.zeros((10, max_num_seqs), np.int32)
+        self.num_prompt_tokens: Int32Array = self._int32_columns[0]
+        self.num_tokens: Int32Array = self._int32_columns[1]  # known tokens: prompt and output so far
+        self.num_computed_tokens: Int32Array = self._int32_columns[2]  # tokens whose K and V are in blocks
+        self.num_blocks: Int32Array = self._int32_columns[3]  # valid entries of each block table row
+        self.num_published_blocks: Int32Array = self._int32_columns[4]  # of them, in the prefix cache
+        self.top_k: Int32Array = self._int32_columns[5]
+        self.num_resumed_tokens: Int32Array = self._int32_columns[6]  # see `NEVER_RESUMED`
+        self.tenant_slot: Int32Array = self._int32_columns[7]  # Sequence.tenant_slot
+        self.min_num_tokens: Int32Array = self._int32_columns[8]  # known tokens a stop token may follow
+        self.max_num_tokens: Int32Array = self._int32_columns[9]  # known tokens that end it with LENGTH
+        self._int64_columns: Int64Array = np.zeros((4, max_num_seqs), np.int64)
+        self.seq_ids: Int64Array = self._int64_columns[0]
+        self.seq_ids[:] = -1
+        self.seed: Int64Array = self._int64_columns[1]  # the 64 bits of SamplingParams.seed
+        self.rank: Int64Array = self._int64_columns[2]  # Sequence.rank
+        self.admitted_step: Int64Array = self._int64_columns[3]  # whose plan gave the sequence its row
+        self._float32_columns: Float32Array = np.zeros((3, max_num_seqs), np.float32)
+        self.temperature: Float32Array = self._float32_columns[0]
+        self.top_p: Float32Array = self._float32_columns[1]
+        self.min_p: Float32Array = self._float32_columns[2]
         self.has_ended: BoolArray = np.zeros(max_num_seqs, np.bool_)  # but stays until its batch ends; see batching
-        self.num_resumed_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # see `NEVER_RESUMED`
-        self.tenant_slot: Int32Array = np.zeros(max_num_seqs, np.int32)  # Sequence.tenant_slot
-        self.min_num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens a stop token may follow
-        self.max_num_tokens: Int32Array = np.zeros(max_num_seqs, np.int32)  # known tokens that end it with LENGTH
         # [widest, max_num_seqs], a row's in a column, padded with NO_TOKEN; a new array when a request needs it wider
         self.stop_token_ids: Int32Array = np.full((1, max_num_seqs), NO_TOKEN, np.int32)
         self.sampling: list[SamplingParams | None] = [None] * max_num_seqs  # the whole parameters, for rare features
@@ -115,7 +121,7 @@ class BatchState:
     def append_tokens(self, rows: Rows, token_ids: Int32Array) -> None:
         """Add one known token to each of `rows`: int32[number of rows]."""
         places = self._first_places[rows] + self.num_tokens[rows]
-        np.put(self.token_ids, places, token_ids)
+        self._flat_token_ids[places] = token_ids
         self.num_tokens[rows] += 1
 
     def pop_row(self) -> None:
@@ -148,37 +154,16 @@ class BatchState:
         """Copy rows `sources` to rows `targets` at once; the sets may overlap."""
         width = int(self.num_tokens[sources].max())
         self.token_ids[targets, :width] = self.token_ids[sources, :width]
-        for column in self._columns():
-            column[targets] = column[sources]
-        self.stop_token_ids[:, targets] = self.stop_token_ids[:, sources]
+        width = int(self.num_blocks[sources].max())
+        self.block_table[targets, :width] = self.block_table[sources, :width]
+        self.block_table[targets, width:] = NULL_BLOCK
+        for columns in (self._int32_columns, self._int64_columns, self._float32_columns, self.stop_token_ids):
+            columns[:, targets] = columns[:, sources]
+        self.has_ended[targets] = self.has_ended[sources]
         moved = [(self.sampling[row], self.eos_token_ids[row]) for row in sources.tolist()]
         for target, (sampling, eos_token_ids) in zip(targets.tolist(), moved, strict=True):
             self.sampling[target] = sampling
             self.eos_token_ids[target] = eos_token_ids
-
-    def _columns(self) -> tuple[Int32Array | Int64Array | Float32Array | BoolArray, ...]:
-        """Every column that is a numpy array with the row first, but `token_ids`."""
-        return (
-            self.seq_ids,
-            self.num_prompt_tokens,
-            self.num_tokens,
-            self.num_computed_tokens,
-            self.block_table,
-            self.num_blocks,
-            self.num_published_blocks,
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.min_p,
-            self.seed,
-            self.rank,
-            self.admitted_step,
-            self.has_ended,
-            self.num_resumed_tokens,
-            self.tenant_slot,
-            self.min_num_tokens,
-            self.max_num_tokens,
-        )
 
     def _clear(self, start: int, end: int) -> None:
         """Leave rows start..end-1 without owner and blocks."""
@@ -191,8 +176,10 @@ class BatchState:
         self.eos_token_ids[start:end] = [()] * (end - start)
 
     def _set_stop_token_ids(self, row: int, request: Request) -> None:
-        """Fill the row's stop column: its stop token ids, and the model's own unless they are ignored."""
+        """Fill the row's empty stop column: its stop token ids, and the model's own unless they are ignored."""
         eos_token_ids = () if request.sampling.ignore_eos else request.eos_token_ids
+        if not eos_token_ids and not request.sampling.stop_token_ids:
+            return
         stops = list(dict.fromkeys((*eos_token_ids, *request.sampling.stop_token_ids)))
         missing = len(stops) - len(self.stop_token_ids)
         if missing > 0:
