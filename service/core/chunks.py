@@ -1,10 +1,9 @@
 """How prompts in progress share the tokens of a step."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
+class _Prompt(NamedTuple):
     """A row that catches up with a prompt."""
 
     row: int

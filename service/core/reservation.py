@@ -1,6 +1,6 @@
 """What one plan has changed, and how to take it back."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,16 +13,14 @@ from service.core.types import NULL_BLOCK, BoolArray, Int32Array
 from service.core.waiting_queue import WaitingQueue
 
 
-@dataclass(frozen=True, slots=True)
-class _Growth:
+class _Growth(NamedTuple):
     """New blocks were written to `block_table[rows[i], columns[i]]`."""
 
     rows: Int32Array
     columns: Int32Array
 
 
-@dataclass(frozen=True, slots=True)
-class _Preemption:
+class _Preemption(NamedTuple):
     """The row gave up `blocks`, which held `num_computed_tokens`."""
 
     row: int
@@ -31,8 +29,7 @@ class _Preemption:
     num_published_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(NamedTuple):
     """The sequence left the queue for the last row, past the sequences `passed`, with a prefix from the cache.
 
     `status` and `num_skips` are what it had in the queue.
