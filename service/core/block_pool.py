@@ -1,11 +1,15 @@
 """Who owns which block of the KV buffer."""
 
+from typing import Final
+
 import numpy as np
 
 from service.core.eviction_queue import EvictionQueue
 from service.core.prefix_cache import Chain, PrefixCache
 from service.core.types import NULL_BLOCK, Int32Array, Int64Array
 from service.core.undo_log import UndoLog
+
+_ONE: Final = np.int32(1)  # with an int of Python, numpy converts at every block: ten times slower
 
 
 class OutOfBlocksError(Exception):
@@ -79,7 +83,7 @@ class BlockPool:
             evicted = self._evictable.pop(count - num_from_stack)
             self.cache.forget(evicted)
             blocks = np.concatenate([blocks, evicted])
-        self._log.save(self.ref_counts, blocks)
+        self._log.add(lambda: self.ref_counts.__setitem__(blocks, 0))
         self.ref_counts[blocks] = 1
         return blocks
 
@@ -91,7 +95,7 @@ class BlockPool:
         if len(unheld):
             self._evictable.remove(unheld)
         self._log.save(self.ref_counts, blocks)
-        np.add.at(self.ref_counts, blocks, 1)
+        np.add.at(self.ref_counts, blocks, _ONE)
 
     def release(self, blocks: Int32Array) -> None:
         """Give up one reference to each of `blocks`, as often as it is named; one row's after the other's, in order.
@@ -140,7 +144,7 @@ class BlockPool:
     def _unheld_after(self, blocks: Int32Array) -> Int32Array:
         """Count down the references to `blocks`. Returns those without one, each where it comes first."""
         is_alone = self.ref_counts[blocks].max() == 1
-        np.subtract.at(self.ref_counts, blocks, 1)
+        np.subtract.at(self.ref_counts, blocks, _ONE)
         counts = self.ref_counts[blocks]
         assert counts.min() >= 0, "a block was released more often than it was taken"
         if is_alone:  # so each was named once

@@ -129,13 +129,14 @@ class Reservation:
         for other in passed:
             other.num_skips += 1
         row = batch.add_row(sequence.request, sequence.token_ids, sequence.rank, sequence.tenant_slot)
-        self._pool.hold(hit.blocks)
-        batch.block_table[row, :num_blocks] = hit.blocks
-        batch.num_blocks[row] = num_blocks
-        batch.num_published_blocks[row] = hit.num_published_blocks
+        if hit.num_tokens:
+            self._pool.hold(hit.blocks)
+            batch.block_table[row, :num_blocks] = hit.blocks
+            batch.num_blocks[row] = num_blocks
+            batch.num_published_blocks[row] = hit.num_published_blocks
+            batch.num_computed_tokens[row] = hit.num_tokens
         if hit.copied_block != NULL_BLOCK:
             self._copies.append((hit.copied_block, row, num_blocks))
-        batch.num_computed_tokens[row] = hit.num_tokens
         if sequence.num_preemptions:
             batch.num_resumed_tokens[row] = sequence.num_tokens
         return row

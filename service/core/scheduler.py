@@ -218,7 +218,7 @@ class Scheduler:
         if not plan.is_decode_only:
             # Rows behind the decode rows come last in a plan.
             self._prefixes.publish_prompts(plan.rows[plan.num_decode_rows :])
-            if not plan.samples.all():
+            if np.count_nonzero(plan.samples) < len(plan.samples):
                 sampled_rows = plan.rows[plan.samples]
                 rows = self._as_slice(sampled_rows)
         assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
@@ -233,7 +233,7 @@ class Scheduler:
                 self._release_forks(leader)
         delta = self._delta(flight, seq_ids, reasons, result)
         finished_rows = _NO_ROWS
-        if reasons.any():
+        if np.count_nonzero(reasons):
             # What a failed sequence computed is not to be trusted, so nothing more of it is published.
             self._prefixes.publish_all(sampled_rows[(reasons != _NONE) & (reasons != _ERROR)])
             finished_rows = sampled_rows[reasons != _NONE]
@@ -294,9 +294,10 @@ class Scheduler:
     def _as_slice(self, rows: Int32Array) -> Rows:
         """`rows` as a slice when they are 0, 1, 2, ...: the steady state of decoding."""
         num_rows = len(rows)
-        if num_rows and rows[-1] == num_rows - 1 and (rows == self._first_rows[:num_rows]).all():
-            return slice(0, num_rows)
-        return rows
+        if not num_rows or rows[-1] != num_rows - 1:
+            return rows
+        is_all = np.count_nonzero(rows == self._first_rows[:num_rows]) == num_rows
+        return slice(0, num_rows) if is_all else rows
 
     def _settle(self, flight: _Flight, finished_rows: Int32Array) -> None:
         """Remove the rows that ended in this step, requeue the preempted ones, and put the rest in order."""

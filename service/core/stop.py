@@ -20,12 +20,14 @@ def finish_reasons(batch: BatchState, rows: Rows, token_ids: Int32Array, max_kv_
     """
     num_tokens = batch.num_tokens[rows]
     is_full: BoolArray = num_tokens >= batch.max_num_tokens[rows]
-    reasons: Int8Array = is_full.view(np.int8) * _LENGTH
+    reasons = np.zeros(len(num_tokens), np.int8)
+    if np.count_nonzero(is_full):
+        reasons[is_full] = _LENGTH
     if max_kv_tokens < batch.max_model_len:
         reasons[(num_tokens > max_kv_tokens) & ~is_full] = _UNSERVICEABLE
     # One comparison per stop token id: faster than all of them in two dimensions, since most batches have one or two.
     for stop_token_ids in batch.stop_token_ids:
         is_stop_token = stop_token_ids[rows] == token_ids
-        if is_stop_token.any():
+        if np.count_nonzero(is_stop_token):
             reasons[is_stop_token & (num_tokens > batch.min_num_tokens[rows])] = _STOP
     return reasons
