@@ -5,8 +5,17 @@ from argparse import ArgumentTypeError
 
 def positive_number(text: str) -> int:
     """A positive integer."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is no whole number of at least 1")
+    return _whole_number(text, 1)
+
+
+def whole_number(text: str) -> int:
+    """An integer of at least 0."""
+    return _whole_number(text, 0)
+
+
+def _whole_number(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ArgumentTypeError(f"{text!r} is no whole number of at least {least}")
     return int(text)
 
 

@@ -20,7 +20,7 @@ from service.api.convert import request_message
 from service.api.params import GenerationParams, TokenPrompt
 from service.bench.load import due_times_s, run_load
 from service.bench.load_report import html_report, json_report, text_report
-from service.bench.number_lists import positive_number, positive_rates
+from service.bench.number_lists import positive_number, positive_rates, whole_number
 from service.bench.timeline import LoadReport, load_report
 from service.commands.generate import RemoteError
 from service.commands.request_lines import parse_line
@@ -64,8 +64,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--vocab-size", type=positive_number, default=1000, metavar="N", help="ids of random prompts (1000)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same load (default 0)")
-    parser.add_argument("--warm-up", type=int, default=1, metavar="N", help="requests before the first run (default 1)")
+    parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="same seed, same load (default 0)")
+    parser.add_argument(
+        "--warm-up", type=whole_number, default=1, metavar="N", help="requests before the first run (default 1)"
+    )
     parser.add_argument("--max-seconds", type=float, default=600.0, metavar="S", help="of each run (default 600)")
     parser.add_argument("--goodput", metavar="LIMITS", help="limits of a good request in ms: ttft:500,tpot:50,e2el:1e4")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
@@ -132,7 +134,7 @@ def _feed(args: Namespace) -> _Feed:
         if args.arrivals == "trace":
             raise ConfigError("--arrivals trace: needs --requests, whose lines have arrival_s")
         return _Feed(_random_requests(args, args.num_requests or 100), [])
-    with args.requests.open(encoding="utf-8") as lines:
+    with args.requests.open(encoding="utf-8", errors="replace") as lines:
         read = [_read_line(line, f"{args.requests}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not read:
         raise ConfigError(f"{args.requests}: holds no request")

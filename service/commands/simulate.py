@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from graphs.progress import ProgressBar
-from service.bench.number_lists import positive_number, positive_rates
+from service.bench.number_lists import positive_number, positive_rates, whole_number
 from service.core.scheduler_config import Batching, OrderingConfig, Policy, SchedulerConfig
 from service.errors import ConfigError
 from service.report.latency_limits import LatencyLimits, parse_limits
@@ -96,7 +96,7 @@ def _add_workload_arguments(parser: ArgumentParser) -> None:
     group.add_argument(
         "--prefix-share", type=float, default=0.9, metavar="X", help="requests that begin with one (0.9)"
     )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="same seed, same workload (default 0)")
+    group.add_argument("--seed", type=whole_number, default=0, metavar="N", help="same seed, same workload (default 0)")
 
 
 def _add_deployment_arguments(parser: ArgumentParser) -> None:

@@ -130,6 +130,20 @@ def test_file_that_cannot_be_sent_is_refused(text: str, flags: list[str], compla
         bench_serve._feed(parse("--requests", str(path), *flags))
 
 
+def test_file_that_is_no_utf_8_is_told_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n\xff\xfe\n')
+    with pytest.raises(ConfigError, match=r"requests\.jsonl:2: "):
+        bench_serve._feed(parse("--requests", str(path)))
+
+
+@pytest.mark.parametrize("flag", ["--seed", "--warm-up"])
+def test_numbers_below_zero_are_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse(flag, "-1")
+    assert f"argument {flag}: '-1' is no whole number of at least 0" in capsys.readouterr().err
+
+
 def test_server_that_is_not_there_is_one_line_and_2() -> None:
     done = run_cli("bench", "serve", "--target", "127.0.0.1:1", "--num-requests", "3")
     assert done.returncode == 2

@@ -84,3 +84,10 @@ def test_wrong_setting_is_one_line_and_2(flags: list[str], complaint: str, capsy
     assert cli.main(["simulate", *flags]) == 2
     err = capsys.readouterr().err
     assert complaint in err and err.count("\n") == 1
+
+
+def test_seed_below_zero_is_one_line_and_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["simulate", "--seed", "-1"])
+    err = capsys.readouterr().err
+    assert "argument --seed: '-1'" in err and err.count("\n") == 1
