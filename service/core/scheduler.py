@@ -8,33 +8,20 @@ import numpy as np
 from service.core.admission import check_deadline, check_room, check_size
 from service.core.batch_state import BatchState, Rows
 from service.core.batching import BatchPlanner, landed_part, leaving_rows
-from service.core.block_hash import tenant_root
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget, TokenRate
 from service.core.deadlines import Deadlines
-from service.core.forks import Forks
+from service.core.live_sequences import LiveSequences
 from service.core.ordering import create_policy
 from service.core.plan import StepPlan
 from service.core.planner import Planner
-from service.core.prefixes import Prefixes
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
-from service.core.sequence import Sequence, SequenceStatus
+from service.core.sequence import SequenceStatus
 from service.core.snapshot import SchedulerCounters, SchedulerSnapshot, take_snapshot
 from service.core.step_time import StepLoad, StepTimeModel, load_of
 from service.core.stop import finish_reasons
-from service.core.totals import Totals
-from service.core.types import (
-    BoolArray,
-    FinishReason,
-    Int8Array,
-    Int32Array,
-    Int64Array,
-    Request,
-    StepDelta,
-    StepResult,
-)
-from service.core.waiting_queue import WaitingQueue
+from service.core.types import FinishReason, Int8Array, Int32Array, Int64Array, Request, StepDelta, StepResult
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
 
@@ -65,13 +52,11 @@ class Scheduler:
         self._batch = BatchState(config.max_num_seqs, config.max_model_len, config.block_size)
         self._pool = BlockPool(config.num_blocks)
         self._policy = create_policy(config.ordering)
-        self._queue = WaitingQueue(self._policy)
+        self._live = LiveSequences(config, self._batch, self._pool, self._policy)
+        self._queue, self._prefixes = self._live.queue, self._live.prefixes
         self._step_time = StepTimeModel()
         budget = ChunkBudget(config, self._step_time)
         self._first_rows: Int32Array = np.arange(config.max_num_seqs, dtype=np.int32)
-        self._sequences: dict[int, Sequence] = {}  # every live sequence
-        self._forks = Forks()
-        self._prefixes = Prefixes(config, self._batch, self._pool, self._sequences)
         state, parts = (self._batch, self._pool, self._queue), (self._policy, self._prefixes)
         self._is_continuous = config.batching == "continuous"
         self._planner = (Planner if self._is_continuous else BatchPlanner)(config, state, parts, budget)
@@ -79,7 +64,6 @@ class Scheduler:
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
         self._num_steps = 0
         self._deadlines = Deadlines()
-        self._totals = Totals()
         self._rate = TokenRate()
         self._last_step: tuple[StepLoad, int] | None = None  # with its start: a step whose time is not known yet
 
@@ -91,27 +75,12 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """True while a sequence is waiting, preempted or running."""
-        return bool(self._sequences)
+        return bool(self._live.by_id)
 
     @property
     def counters(self) -> SchedulerCounters:
         """Sizes and totals, for metrics. Cheap."""
-        totals = self._totals
-        return SchedulerCounters(
-            num_submitted=totals.num_submitted,
-            num_finished=totals.num_finished,
-            num_preemptions=totals.num_preemptions,
-            num_recomputed_tokens=totals.num_recomputed_tokens,
-            num_queried_tokens=totals.num_queried_tokens,
-            num_hit_tokens=totals.num_hit_tokens,
-            num_waiting=len(self._queue) - self._queue.num_preempted + len(self._forks),
-            num_preempted=self._queue.num_preempted,
-            num_running=self._batch.num_rows,
-            num_waiting_tokens=self._queue.num_tokens,
-            num_free_blocks=self._pool.num_free,
-            num_evictable_blocks=self._pool.num_evictable,
-            num_blocks=self._pool.num_blocks,
-        )
+        return self._live.counters()
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -120,20 +89,11 @@ class Scheduler:
         UnserviceableError when the prompt is larger than the whole KV buffer, OverloadedError when the queue is full,
         DeadlineExceededError when the deadline cannot be met; then nothing has changed.
         """
-        assert request.seq_id not in self._sequences, "seq_id is unique in the life of the process"
+        assert request.seq_id not in self._live.by_id, "seq_id is unique in the life of the process"
         check_size(request, self.config)
         check_deadline(request, self._policy.num_tokens_before(request), self._step_time, self.config)
         check_room(request, self._queue, self._rate, self.config)
-        sequence = Sequence(
-            request,
-            *self._policy.enter(request),
-            request.prompt_token_ids,
-            root=request.cache_root or tenant_root("", request.tenant),
-            block_digests=list(request.block_digests),
-        )
-        self._sequences[request.seq_id] = sequence
-        (self._forks if self._awaits_output(request.fork_of) else self._queue).push(sequence)
-        self._totals.num_submitted += 1
+        self._live.enter(request)
         if request.deadline_ns is not None:
             self._deadlines.add(request.deadline_ns, request.seq_id, FinishReason.DEADLINE)
         if self.config.max_queue_wait_ns:
@@ -149,13 +109,13 @@ class Scheduler:
         assert self._flight is None, "a plan is in flight"
         ended = []
         for seq_id, reason in self._deadlines.due(now_ns):
-            sequence = self._sequences.get(seq_id)
+            sequence = self._live.by_id.get(seq_id)
             if sequence is None:
                 continue
             if reason is FinishReason.DEADLINE or sequence.status is SequenceStatus.WAITING:
                 self.cancel(seq_id)
                 ended.append((seq_id, reason))
-        self._deadlines.prune(self._sequences)
+        self._deadlines.prune(self._live.by_id)
         return ended
 
     def cancel(self, seq_id: int) -> bool:
@@ -164,18 +124,13 @@ class Scheduler:
         While a plan is in flight, a running sequence ends at its `commit` or `abort`: it gets no token, is not part
         of the StepDelta, and its blocks are free afterwards.
         """
-        if seq_id not in self._sequences or seq_id in self._cancelled_in_flight:
+        if seq_id not in self._live.by_id or seq_id in self._cancelled_in_flight:
             return False
-        if seq_id in self._queue:
-            self._queue.remove(seq_id)
-            self._forget(seq_id)
-        elif seq_id in self._forks:
-            self._forks.remove(seq_id)
-            self._forget(seq_id)
-        elif self._flight is not None:
-            self._cancelled_in_flight[seq_id] = None
-        else:
-            self._end_running(seq_id)
+        if not self._live.end_waiting(seq_id):
+            if self._flight is not None:
+                self._cancelled_in_flight[seq_id] = None
+            else:
+                self._live.end_running(seq_id)
         return True
 
     @property
@@ -228,9 +183,7 @@ class Scheduler:
         if len(result.failed):
             reasons[result.failed] = _ERROR
         seq_ids = batch.seq_ids[rows].copy()
-        if self._forks:
-            for leader in self._forks.leaders_among(seq_ids):
-                self._release_forks(leader)
+        self._live.release_forks_of(seq_ids)
         delta = self._delta(flight, seq_ids, reasons, result)
         finished_rows = _NO_ROWS
         if np.count_nonzero(reasons):
@@ -256,18 +209,15 @@ class Scheduler:
         if has_written:
             reservation.drop_overwritten(self.config.block_size)
         for seq_id in self._cancelled_in_flight:
-            if seq_id in self._queue:
-                self._queue.remove(seq_id)
-                self._forget(seq_id)
-            else:
-                self._end_running(seq_id)
+            if not self._live.end_waiting(seq_id):
+                self._live.end_running(seq_id)
         self._cancelled_in_flight.clear()
 
     def snapshot(self) -> SchedulerSnapshot:
         """A deep copy of the state, comparable with ==. For tests and post-mortems: it costs time per token."""
         return take_snapshot(
             self.config,
-            (self._batch, self._pool, self._queue, self._forks),
+            (self._batch, self._pool, self._queue, self._live.forks),
             counters=self.counters,
             policy_counters=self._policy.counters(),
             plan=self._flight.plan if self._flight is not None else None,
@@ -288,7 +238,7 @@ class Scheduler:
             wanted = np.flatnonzero(~np.isin(seq_ids, list(self._cancelled_in_flight)))
             seq_ids, token_ids, reasons = seq_ids[wanted], token_ids[wanted], reasons[wanted]
             logprobs = {new: logprobs[old] for new, old in enumerate(wanted.tolist()) if old in logprobs}
-        cached = self._totals.count_admissions(flight.reservation.admissions)
+        cached = self._live.totals.count_admissions(flight.reservation.admissions)
         return StepDelta(flight.plan.step_id, seq_ids, token_ids, reasons, logprobs, cached)
 
     def _as_slice(self, rows: Int32Array) -> Rows:
@@ -312,55 +262,10 @@ class Scheduler:
             self._prefixes.publish_all(np.flatnonzero(keep & is_cancelled).astype(np.int32))
             keep &= ~is_cancelled
             self._cancelled_in_flight.clear()
-        self._end_rows(keep)
+        self._live.end_rows(keep)
         for row, num_computed_tokens in preempted:
             if keep[row]:
-                self._requeue(row, num_computed_tokens)
+                self._live.requeue(row, num_computed_tokens)
                 keep[row] = False
-        self._totals.num_preemptions += len(preempted)
+        self._live.totals.num_preemptions += len(preempted)
         batch.arrange(keep)
-
-    def _end_rows(self, keep: BoolArray) -> None:
-        """Free the blocks of the rows outside `keep` and forget their sequences; the rows are still there."""
-        rows = np.flatnonzero(~keep).astype(np.int32)
-        self._pool.release(self._batch.blocks_of(rows))
-        for seq_id in self._batch.seq_ids[rows].tolist():
-            self._policy.leave(self._sequences.pop(seq_id))
-            if self._forks:
-                self._release_forks(seq_id)
-        self._totals.num_finished += len(rows)
-
-    def _end_running(self, seq_id: int) -> None:
-        """End one running sequence while no plan is in flight."""
-        keep = self._batch.seq_ids[: self._batch.num_rows] != seq_id
-        self._prefixes.publish_all(np.flatnonzero(~keep).astype(np.int32))
-        self._end_rows(keep)
-        self._batch.arrange(keep)
-
-    def _requeue(self, row: int, num_computed_tokens: int) -> None:
-        """Put the sequence of a preempted row back in the queue, with the output it has so far."""
-        batch = self._batch
-        sequence = self._sequences[int(batch.seq_ids[row])]
-        sequence.token_ids = batch.token_ids[row, : batch.num_tokens[row]].copy()
-        sequence.status = SequenceStatus.PREEMPTED
-        sequence.num_preemptions += 1
-        sequence.num_computed_tokens = num_computed_tokens
-        self._queue.push(sequence)
-
-    def _forget(self, seq_id: int) -> None:
-        self._policy.leave(self._sequences.pop(seq_id))
-        self._totals.num_finished += 1
-        self._release_forks(seq_id)
-
-    def _awaits_output(self, seq_id: int | None) -> bool:
-        """True when there is such a sequence, live and without a token of output."""
-        sequence = None if seq_id is None else self._sequences.get(seq_id)
-        if seq_id is None or sequence is None:
-            return False
-        row = self._batch.row_of(seq_id)
-        num_tokens = sequence.num_tokens if row is None else int(self._batch.num_tokens[row])
-        return num_tokens == len(sequence.request.prompt_token_ids)
-
-    def _release_forks(self, leader: int) -> None:
-        for sequence in self._forks.pop(leader):
-            self._queue.push(sequence)

@@ -74,7 +74,7 @@ def test_the_deadline_of_the_call_reaches_the_scheduler() -> None:
             scheduler = toy.served.scheduler
             call = toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_within(60.0)), timeout=50.0)
             await eventually(lambda: scheduler.counters.num_running == 1)
-            (sequence,) = scheduler._sequences.values()
+            (sequence,) = scheduler._live.by_id.values()
             left_ns = sequence.request.deadline_ns - clock.time_ns
             # The request's own would be 60 s to the nanosecond; the call's has been running for less than the test may.
             assert (50 - DEADLINE_S) * 1e9 < left_ns < 55e9

@@ -1,0 +1,125 @@
+"""Every live sequence, from its coming to its end."""
+
+import numpy as np
+
+from service.core.batch_state import BatchState
+from service.core.block_hash import tenant_root
+from service.core.block_pool import BlockPool
+from service.core.forks import Forks
+from service.core.ordering import OrderingPolicy
+from service.core.prefixes import Prefixes
+from service.core.scheduler_config import SchedulerConfig
+from service.core.sequence import Sequence, SequenceStatus
+from service.core.snapshot import SchedulerCounters
+from service.core.totals import Totals
+from service.core.types import BoolArray, Int64Array, Request
+from service.core.waiting_queue import WaitingQueue
+
+
+class LiveSequences:
+    """The sequences that have not ended: each is in the queue, waits as a fork, or has a row. Owned by the Scheduler.
+
+    Brings them in, takes them out of wherever they are, and counts.
+    """
+
+    def __init__(self, config: SchedulerConfig, batch: BatchState, pool: BlockPool, policy: OrderingPolicy) -> None:
+        self.by_id: dict[int, Sequence] = {}
+        self.queue = WaitingQueue(policy)
+        self.forks = Forks()
+        self.prefixes = Prefixes(config, batch, pool, self.by_id)
+        self.totals = Totals()
+        self._batch = batch
+        self._pool = pool
+        self._policy = policy
+
+    def counters(self) -> SchedulerCounters:
+        """Sizes and totals."""
+        totals = self.totals
+        return SchedulerCounters(
+            num_submitted=totals.num_submitted,
+            num_finished=totals.num_finished,
+            num_preemptions=totals.num_preemptions,
+            num_recomputed_tokens=totals.num_recomputed_tokens,
+            num_queried_tokens=totals.num_queried_tokens,
+            num_hit_tokens=totals.num_hit_tokens,
+            num_waiting=len(self.queue) - self.queue.num_preempted + len(self.forks),
+            num_preempted=self.queue.num_preempted,
+            num_running=self._batch.num_rows,
+            num_waiting_tokens=self.queue.num_tokens,
+            num_free_blocks=self._pool.num_free,
+            num_evictable_blocks=self._pool.num_evictable,
+            num_blocks=self._pool.num_blocks,
+        )
+
+    def enter(self, request: Request) -> None:
+        """Queue a new sequence, or let it wait for the one that computes its prompt."""
+        sequence = Sequence(
+            request,
+            *self._policy.enter(request),
+            request.prompt_token_ids,
+            root=request.cache_root or tenant_root("", request.tenant),
+            block_digests=list(request.block_digests),
+        )
+        self.by_id[request.seq_id] = sequence
+        (self.forks if self._awaits_output(request.fork_of) else self.queue).push(sequence)
+        self.totals.num_submitted += 1
+
+    def end_waiting(self, seq_id: int) -> bool:
+        """End a live sequence that has no row. Returns False, and does nothing, when it has one."""
+        if seq_id in self.queue:
+            self.queue.remove(seq_id)
+        elif seq_id in self.forks:
+            self.forks.remove(seq_id)
+        else:
+            return False
+        self._forget([seq_id])
+        return True
+
+    def end_running(self, seq_id: int) -> None:
+        """End one running sequence while no plan is in flight."""
+        keep = self._batch.seq_ids[: self._batch.num_rows] != seq_id
+        self.prefixes.publish_all(np.flatnonzero(~keep).astype(np.int32))
+        self.end_rows(keep)
+        self._batch.arrange(keep)
+
+    def end_rows(self, keep: BoolArray) -> None:
+        """End the sequences of the rows outside `keep`, bool[num_rows], and free their blocks; the rows stay there."""
+        rows = np.flatnonzero(~keep).astype(np.int32)
+        self._pool.release(self._batch.blocks_of(rows))
+        self._forget(self._batch.seq_ids[rows].tolist())
+
+    def requeue(self, row: int, num_computed_tokens: int) -> None:
+        """Put the sequence of a preempted row back in the queue, with the output it has so far."""
+        batch = self._batch
+        sequence = self.by_id[int(batch.seq_ids[row])]
+        sequence.token_ids = batch.token_ids[row, : batch.num_tokens[row]].copy()
+        sequence.status = SequenceStatus.PREEMPTED
+        sequence.num_preemptions += 1
+        sequence.num_computed_tokens = num_computed_tokens
+        self.queue.push(sequence)
+
+    def release_forks_of(self, seq_ids: Int64Array) -> None:
+        """Queue the forks of those that have got a token: `seq_ids`, int64[num_sampled]."""
+        if self.forks:
+            for leader in self.forks.leaders_among(seq_ids):
+                self._release_forks(leader)
+
+    def _forget(self, seq_ids: list[int]) -> None:
+        for seq_id in seq_ids:
+            self._policy.leave(self.by_id.pop(seq_id))
+            if self.forks:
+                self._release_forks(seq_id)
+        self.totals.num_finished += len(seq_ids)
+
+    def _release_forks(self, leader: int) -> None:
+        for sequence in self.forks.pop(leader):
+            self.queue.push(sequence)
+
+    def _awaits_output(self, seq_id: int | None) -> bool:
+        """True when there is such a sequence, live and without a token of output."""
+        sequence = None if seq_id is None else self.by_id.get(seq_id)
+        if seq_id is None or sequence is None:
+            return False
+        row = self._batch.row_of(seq_id)
+        num_tokens = sequence.num_tokens if row is None else int(self._batch.num_tokens[row])
+        return num_tokens == len(sequence.request.prompt_token_ids)
