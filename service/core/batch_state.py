@@ -37,6 +37,7 @@ class BatchState:
         self.num_rows = 0
         self.num_decode_rows = 0
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), np.int32)  # prompt, then output
+        self._row_numbers: Int32Array = np.arange(max_num_seqs, dtype=np.int32)
         self._flat_token_ids: Int32Array = self.token_ids.reshape(-1)  # a view
         self._first_places: Int64Array = np.arange(max_num_seqs) * max_model_len  # of each row in flat token_ids
         self.block_table: Int32Array = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)  # then the null block
@@ -117,6 +118,14 @@ class BatchState:
         self.eos_token_ids[row] = request.eos_token_ids
         self._set_stop_token_ids(row, request)
         return row
+
+    def as_slice(self, rows: Int32Array) -> Rows:
+        """`rows` as a slice when they are 0, 1, 2, ...: the steady state of decoding."""
+        num_rows = len(rows)
+        if not num_rows or rows[-1] != num_rows - 1:
+            return rows
+        is_all = np.count_nonzero(rows == self._row_numbers[:num_rows]) == num_rows
+        return slice(0, num_rows) if is_all else rows
 
     def append_tokens(self, rows: Rows, token_ids: Int32Array) -> None:
         """Add one known token to each of `rows`: int32[number of rows]."""

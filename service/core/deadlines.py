@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Container, Sized
 from typing import Protocol
 
-from service.core.types import FinishReason
+from service.core.types import FinishReason, Request
 
 _SPARE_ENTRIES = 64
 
@@ -25,6 +25,13 @@ class Deadlines:
     def add(self, at_ns: int, seq_id: int, reason: FinishReason) -> None:
         """From `at_ns` on the sequence has run out of time, for `reason`."""
         heapq.heappush(self._heap, (at_ns, seq_id, reason))
+
+    def enter(self, request: Request, max_queue_wait_ns: int) -> None:
+        """Add what bounds a new request: its deadline, and the wait for admission unless the limit is 0."""
+        if request.deadline_ns is not None:
+            self.add(request.deadline_ns, request.seq_id, FinishReason.DEADLINE)
+        if max_queue_wait_ns:
+            self.add(request.arrival_ns + max_queue_wait_ns, request.seq_id, FinishReason.QUEUE_WAIT)
 
     def due(self, now_ns: int) -> list[tuple[int, FinishReason]]:
         """Take out what has come: (seq_id, reason), earliest first."""

@@ -1,5 +1,7 @@
 """Every live sequence, from its coming to its end."""
 
+from collections.abc import Collection
+
 import numpy as np
 
 from service.core.batch_state import BatchState
@@ -12,7 +14,7 @@ from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.snapshot import SchedulerCounters
 from service.core.totals import Totals
-from service.core.types import BoolArray, Int64Array, Request
+from service.core.types import BoolArray, Int32Array, Int64Array, Request
 from service.core.waiting_queue import WaitingQueue
 
 
@@ -79,16 +81,37 @@ class LiveSequences:
         """End one running sequence while no plan is in flight."""
         keep = self._batch.seq_ids[: self._batch.num_rows] != seq_id
         self.prefixes.publish_all(np.flatnonzero(~keep).astype(np.int32))
-        self.end_rows(keep)
+        self._end_rows(keep)
         self._batch.arrange(keep)
 
-    def end_rows(self, keep: BoolArray) -> None:
+    def _end_rows(self, keep: BoolArray) -> None:
         """End the sequences of the rows outside `keep`, bool[num_rows], and free their blocks; the rows stay there."""
         rows = np.flatnonzero(~keep).astype(np.int32)
         self._pool.release(self._batch.blocks_of(rows))
         self._forget(self._batch.seq_ids[rows].tolist())
 
-    def requeue(self, row: int, num_computed_tokens: int) -> None:
+    def settle(self, finished_rows: Int32Array, cancelled: Collection[int], preempted: list[tuple[int, int]]) -> None:
+        """After a step, end the sequences of `finished_rows` and those with the ids `cancelled`, which all have rows.
+
+        `preempted` are (row, computed tokens that it gave up): what has not ended of them goes back to the queue. The
+        rest is put in order.
+        """
+        batch = self._batch
+        keep = np.ones(batch.num_rows, np.bool_)
+        keep[finished_rows] = False
+        if cancelled:
+            is_cancelled = np.isin(batch.seq_ids[: batch.num_rows], list(cancelled))
+            self.prefixes.publish_all(np.flatnonzero(keep & is_cancelled).astype(np.int32))
+            keep &= ~is_cancelled
+        self._end_rows(keep)
+        for row, num_computed_tokens in preempted:
+            if keep[row]:
+                self._requeue(row, num_computed_tokens)
+                keep[row] = False
+        self.totals.num_preemptions += len(preempted)
+        batch.arrange(keep)
+
+    def _requeue(self, row: int, num_computed_tokens: int) -> None:
         """Put the sequence of a preempted row back in the queue, with the output it has so far."""
         batch = self._batch
         sequence = self.by_id[int(batch.seq_ids[row])]

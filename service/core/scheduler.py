@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from service.core.admission import check_deadline, check_room, check_size
-from service.core.batch_state import BatchState, Rows
+from service.core.batch_state import BatchState
 from service.core.batching import BatchPlanner, landed_part, leaving_rows
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget, TokenRate
@@ -56,7 +56,6 @@ class Scheduler:
         self._queue, self._prefixes = self._live.queue, self._live.prefixes
         self._step_time = StepTimeModel()
         budget = ChunkBudget(config, self._step_time)
-        self._first_rows: Int32Array = np.arange(config.max_num_seqs, dtype=np.int32)
         state, parts = (self._batch, self._pool, self._queue), (self._policy, self._prefixes)
         self._is_continuous = config.batching == "continuous"
         self._planner = (Planner if self._is_continuous else BatchPlanner)(config, state, parts, budget)
@@ -94,11 +93,7 @@ class Scheduler:
         check_deadline(request, self._policy.num_tokens_before(request), self._step_time, self.config)
         check_room(request, self._queue, self._rate, self.config)
         self._live.enter(request)
-        if request.deadline_ns is not None:
-            self._deadlines.add(request.deadline_ns, request.seq_id, FinishReason.DEADLINE)
-        if self.config.max_queue_wait_ns:
-            latest_ns = request.arrival_ns + self.config.max_queue_wait_ns
-            self._deadlines.add(latest_ns, request.seq_id, FinishReason.QUEUE_WAIT)
+        self._deadlines.enter(request, self.config.max_queue_wait_ns)
 
     def expire(self, now_ns: int) -> list[tuple[int, FinishReason]]:
         """End what has run out of time: waiting, preempted or running. For between steps, before `plan`.
@@ -166,7 +161,7 @@ class Scheduler:
         batch = self._batch
         if not self._is_continuous:
             plan, result = landed_part(plan, result, batch)
-        computed = self._as_slice(plan.rows)
+        computed = batch.as_slice(plan.rows)
         load = load_of(plan, batch, computed)
         batch.num_computed_tokens[computed] += plan.num_scheduled
         sampled_rows, rows = plan.rows, computed
@@ -175,7 +170,7 @@ class Scheduler:
             self._prefixes.publish_prompts(plan.rows[plan.num_decode_rows :])
             if np.count_nonzero(plan.samples) < len(plan.samples):
                 sampled_rows = plan.rows[plan.samples]
-                rows = self._as_slice(sampled_rows)
+                rows = batch.as_slice(sampled_rows)
         assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
         batch.append_tokens(rows, result.token_ids)
         self._policy.commit(batch, rows)
@@ -241,31 +236,11 @@ class Scheduler:
         cached = self._live.totals.count_admissions(flight.reservation.admissions)
         return StepDelta(flight.plan.step_id, seq_ids, token_ids, reasons, logprobs, cached)
 
-    def _as_slice(self, rows: Int32Array) -> Rows:
-        """`rows` as a slice when they are 0, 1, 2, ...: the steady state of decoding."""
-        num_rows = len(rows)
-        if not num_rows or rows[-1] != num_rows - 1:
-            return rows
-        is_all = np.count_nonzero(rows == self._first_rows[:num_rows]) == num_rows
-        return slice(0, num_rows) if is_all else rows
-
     def _settle(self, flight: _Flight, finished_rows: Int32Array) -> None:
         """Remove the rows that ended in this step, requeue the preempted ones, and put the rest in order."""
         batch, preempted = self._batch, flight.reservation.preempted
         has_events = len(finished_rows) or self._cancelled_in_flight or preempted
         if not has_events and batch.num_decode_rows == batch.num_rows:
             return
-        keep = np.ones(batch.num_rows, np.bool_)
-        keep[finished_rows] = False
-        if self._cancelled_in_flight:
-            is_cancelled = np.isin(batch.seq_ids[: batch.num_rows], list(self._cancelled_in_flight))
-            self._prefixes.publish_all(np.flatnonzero(keep & is_cancelled).astype(np.int32))
-            keep &= ~is_cancelled
-            self._cancelled_in_flight.clear()
-        self._live.end_rows(keep)
-        for row, num_computed_tokens in preempted:
-            if keep[row]:
-                self._live.requeue(row, num_computed_tokens)
-                keep[row] = False
-        self._live.totals.num_preemptions += len(preempted)
-        batch.arrange(keep)
+        self._live.settle(finished_rows, self._cancelled_in_flight, preempted)
+        self._cancelled_in_flight.clear()
