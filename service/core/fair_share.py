@@ -24,7 +24,8 @@ class FairShare:
     the last one admitted. What a preemption makes compute again is charged to nobody.
 
     Every sixteenth admission goes to the oldest request, whoever's it is, and is charged like any other: so a request
-    with n older ones is admitted after at most 16 (n + 1) admissions, however many tenants are made up meanwhile.
+    with n older ones is admitted after about 16 (n + 1) admissions at most, however many tenants are made up meanwhile;
+    those that pass a head which does not fit come on top, within their own bound.
 
     Counters of tenants without a request are kept for the `max_idle_tenants` latest of them. An older one is as if
     new: it loses, at most, the debt that its counter was ahead of the virtual time.

@@ -43,7 +43,7 @@ class OrderingPolicy(Protocol):
         ...
 
     def num_tokens_before(self, request: Request) -> int:
-        """Known tokens of the sequences that are certainly admitted before a new request."""
+        """Known tokens of the sequences that are expected to be admitted before a new request."""
         ...
 
     def standing(self, batch: BatchState, rows: Int32Array) -> Int64Array:
@@ -98,7 +98,7 @@ class FirstComeFirstServed:
         return self._waiting.first(count)
 
     def num_tokens_before(self, request: Request) -> int:  # noqa: ARG002  see `enter`
-        """All that wait, but what one skip window may pass."""
+        """All that wait, though some of them may be passed."""
         return self._waiting.num_tokens
 
     def standing(self, batch: BatchState, rows: Int32Array) -> Int64Array:
@@ -137,7 +137,7 @@ class PriorityWithAging(FirstComeFirstServed):
         return request.arrival_ns - request.priority * self._aging_ns, NO_TENANT
 
     def num_tokens_before(self, request: Request) -> int:  # noqa: ARG002  it may pass everybody
-        """None for certain."""
+        """None: it may be the next one."""
         return 0
 
 

@@ -31,15 +31,17 @@ class Prefixes:
     """Looks sequences up in the prefix cache and publishes their blocks. Used by the Scheduler and its parts.
 
     Blocks of a prompt are published as soon as they are computed, so that requests which run at the same time share
-    them. Blocks that decoding fills are hashed and published when the sequence gives them up: most are never asked
-    for, and a running sequence shares them with nobody. With the cache off, nothing is found and nothing published.
+    them. Blocks that decoding fills, or a prompt's last token alone in its chunk, are hashed and published when the
+    sequence gives them up: most are never asked for, and a running sequence shares them with nobody. With the cache
+    off, nothing is found and nothing published.
     """
 
     def __init__(
         self, config: SchedulerConfig, batch: BatchState, pool: BlockPool, sequences: Mapping[int, Sequence]
     ) -> None:
         """`sequences` are all live ones by id."""
-        self._is_on = config.prefix_cache
+        # Batches that end together give up no blocks before that, and begin together: they would find little.
+        self._is_on = config.prefix_cache and config.batching == "continuous"
         self._block_size = config.block_size
         self._batch = batch
         self._pool = pool

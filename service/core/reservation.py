@@ -119,7 +119,7 @@ class Reservation:
     def admit(self, sequence: Sequence, hit: PrefixHit, passed: list[Sequence]) -> int:
         """Move a sequence of the queue to a new row, past those that go before it. Returns the row.
 
-        The row begins with the blocks of `hit`, and no others; one that it is to copy is in `copies`.
+        The row begins with the blocks of `hit`, and no others; one that it is to copy is in `block_copies`.
         """
         batch, num_blocks = self._batch, len(hit.blocks)
         self._queue.admit(sequence, sequence.num_tokens - hit.num_tokens)

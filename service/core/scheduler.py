@@ -90,7 +90,8 @@ class Scheduler:
         """
         assert request.seq_id not in self._live.by_id, "seq_id is unique in the life of the process"
         check_size(request, self.config)
-        check_deadline(request, self._policy.num_tokens_before(request), self._step_time, self.config)
+        num_tokens = self._policy.num_tokens_before(request) + len(request.prompt_token_ids)
+        check_deadline(request, round(num_tokens * self._live.totals.uncached_share), self._step_time, self.config)
         check_room(request, self._queue, self._rate, self.config)
         self._live.enter(request)
         self._deadlines.enter(request, self.config.max_queue_wait_ns)
@@ -165,24 +166,24 @@ class Scheduler:
         load = load_of(plan, batch, computed)
         batch.num_computed_tokens[computed] += plan.num_scheduled
         sampled_rows, rows = plan.rows, computed
-        if not plan.is_decode_only:
-            # Rows behind the decode rows come last in a plan.
-            self._prefixes.publish_prompts(plan.rows[plan.num_decode_rows :])
-            if np.count_nonzero(plan.samples) < len(plan.samples):
-                sampled_rows = plan.rows[plan.samples]
-                rows = batch.as_slice(sampled_rows)
+        if np.count_nonzero(plan.samples) < len(plan.samples):
+            sampled_rows = plan.rows[plan.samples]
+            rows = batch.as_slice(sampled_rows)
         assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
         batch.append_tokens(rows, result.token_ids)
         self._policy.commit(batch, rows)
         reasons = finish_reasons(batch, rows, result.token_ids, self.config.max_kv_tokens)
         if len(result.failed):
             reasons[result.failed] = _ERROR
+        if batch.num_decode_rows < batch.num_rows:
+            prompt_rows = plan.rows[plan.rows >= batch.num_decode_rows]
+            # What a failed sequence computed is not to be trusted.
+            self._prefixes.publish_prompts(np.setdiff1d(prompt_rows, sampled_rows[result.failed]))
         seq_ids = batch.seq_ids[rows].copy()
         self._live.release_forks_of(seq_ids)
         delta = self._delta(flight, seq_ids, reasons, result)
         finished_rows = _NO_ROWS
         if np.count_nonzero(reasons):
-            # What a failed sequence computed is not to be trusted, so nothing more of it is published.
             self._prefixes.publish_all(sampled_rows[(reasons != _NONE) & (reasons != _ERROR)])
             finished_rows = sampled_rows[reasons != _NONE]
         if not self._is_continuous:

@@ -18,6 +18,11 @@ class Totals:
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
 
+    @property
+    def uncached_share(self) -> float:
+        """Of the prompt tokens admitted so far, those that the prefix cache did not have; 1 at the start."""
+        return 1 - self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else 1.0
+
     def count_admissions(self, admissions: Iterable[Admission]) -> dict[int, int]:
         """Count what a committed step has admitted. Returns `StepDelta.cached_prompt_tokens`."""
         cached: dict[int, int] = {}

@@ -8,7 +8,9 @@ from service.core.types import Int32Array
 
 @dataclass(frozen=True, slots=True)
 class PrefixKeys:
-    """Derives digests from who asks, and never from what a caller says about it.
+    """Derives digests from the tenant, not from a salt that a caller could choose.
+
+    A tenant is who the metadata `x-tenant-id` says it is: where callers are not trusted, a proxy must set it.
 
     Cached blocks are private to a tenant, unless the operator names a `shared_scope`: then all tenants share them, and
     whoever guesses a prompt can tell from the time to the first token that another has sent it.

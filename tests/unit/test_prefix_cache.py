@@ -117,6 +117,20 @@ def test_what_a_failed_sequence_decoded_is_not_kept():
     assert scheduler.counters.num_evictable_blocks == 0
 
 
+def test_a_prompt_whose_step_failed_is_not_kept():
+    scheduler = make()
+    add(scheduler, 1, PROMPT)
+    plan = scheduler.plan(0)
+    scheduler.commit(plan, StepResult(np.array([50], np.int32), failed=np.array([0])))
+    assert scheduler.counters.num_evictable_blocks == 0
+
+
+def test_static_batches_keep_nothing():
+    scheduler = make(batching="static")
+    run_to_the_end(scheduler, 1, PROMPT)
+    assert scheduler.counters.num_evictable_blocks == 0
+
+
 def test_samples_compute_their_prompt_once_and_share_its_full_blocks():
     scheduler = make(max_num_seqs=4)
     add(scheduler, 1, PROMPT)
