@@ -3,7 +3,7 @@
 // Every element of C is one chain of fused multiply-adds over k = 0, 1, 2, ...; how many rows and columns share the
 // registers changes the speed and not a bit of the result. Included by paged_attention.inl, inside its namespace.
 
-// Rows and vectors of C held in registers: with B's vectors and one broadcast they fit the set's register file.
+// Rows and vectors of C held in registers: with B's vectors and one broadcast they about fill the set's register file.
 #if defined(CHAIRLIFT_SIMD_AVX512) || defined(CHAIRLIFT_SIMD_NEON)
 constexpr int kBlockRows = 6;
 constexpr int block_vecs(int) { return 4; }

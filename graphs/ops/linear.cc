@@ -14,7 +14,8 @@ constexpr double kPrepareNs = 0.25;       // per activation
 constexpr double kBytesPerNs = 16.0;      // weights read from memory
 constexpr double kProductsPerNs = 60.0;
 constexpr double kTaskNs = 8'000.0;       // aimed at
-constexpr int64_t kTaskMultiple = 4;      // so many tasks, or a multiple: equal shares for 2 and for 4 threads
+constexpr int64_t kTaskMultiple = 4;      // so many tasks, or a multiple: equal shares for 2 and for 4 threads; in
+                                          // small calls one for each widest tile
 constexpr int64_t kMaxTasks = 64;
 
 // Runs of panels of nearly equal length, each a multiple of `step` but for the last.
