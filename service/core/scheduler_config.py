@@ -7,6 +7,7 @@ from service.errors import ConfigError
 
 Policy = Literal["fcfs", "priority", "fair"]
 Batching = Literal["continuous", "static", "dynamic"]
+MAX_KV_SLOTS = (1 << 31) - 1  # token positions of the KV buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,12 @@ class SchedulerConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least {least}")
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size is {self.block_size}, but must be a power of two")
+        if self.num_blocks * self.block_size > MAX_KV_SLOTS:
+            most = MAX_KV_SLOTS // self.block_size
+            raise ConfigError(
+                f"num_blocks is {self.num_blocks}, but must be at most {most}: {self.block_size} tokens each have "
+                "slots, which are 32-bit numbers"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, but must be at least max_num_seqs, "

@@ -70,6 +70,7 @@ def test_retry_estimate_is_the_excess_over_the_measured_rate():
     "changes",
     [
         {"num_blocks": 1},
+        {"num_blocks": 1 << 29},  # of 4 tokens: one slot more than 32 bits number
         {"block_size": 12},
         {"block_size": 0},
         {"max_num_seqs": 0},
