@@ -4,8 +4,6 @@ import asyncio
 import itertools
 import json
 import math
-import shlex
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,9 +21,10 @@ from service.bench.load_report import html_report, json_report, text_report
 from service.bench.number_lists import positive_number, positive_rates, whole_number
 from service.bench.timeline import LoadReport, load_report
 from service.commands.generate import RemoteError
+from service.commands.report_output import add_output_arguments, check_output, good_limits, write_output
 from service.commands.request_lines import parse_line
 from service.errors import ChairliftError, ConfigError
-from service.report.latency_limits import LatencyLimits, parse_limits
+from service.report.latency_limits import LatencyLimits
 from service.sim.arrivals import arrivals_named
 from service.sim.lengths import parse_lengths
 
@@ -69,25 +68,24 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--warm-up", type=whole_number, default=1, metavar="N", help="requests before the first run (default 1)"
     )
     parser.add_argument("--max-seconds", type=float, default=600.0, metavar="S", help="of each run (default 600)")
-    parser.add_argument("--goodput", metavar="LIMITS", help="limits of a good request in ms: ttft:500,tpot:50,e2el:1e4")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with pictures")
+    add_output_arguments(parser)
 
 
 def run(args: Namespace) -> int:
     """Send the load of every rate and report. Raises ConfigError, RemoteError when no answer comes at all."""
-    if args.html is not None and not args.html.parent.is_dir():
-        raise ConfigError(f"{args.html}: its folder does not exist")
+    check_output(args)
     if not 0 < args.max_seconds < math.inf:
         raise ConfigError(f"--max-seconds is {args.max_seconds}, but must be above 0")
-    limits = parse_limits(args.goodput) if args.goodput else LatencyLimits()
+    limits = good_limits(args)
     feed = _feed(args)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         reports = runner.run(measure(args, feed.requests, feed.arrival_s, limits))
-    command = shlex.join(["chairlift", *sys.argv[1:]])
-    if args.html is not None:
-        args.html.write_text(html_report(command, reports, limits), encoding="utf-8")
-    sys.stdout.write(json_report(command, reports) if args.json else text_report(reports))
+    write_output(
+        args,
+        lambda command: html_report(command, reports, limits),
+        lambda command: json_report(command, reports),
+        lambda: text_report(reports),
+    )
     return 0
 
 

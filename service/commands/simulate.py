@@ -1,8 +1,6 @@
 """`chairlift simulate`: the real scheduler on a virtual clock, without the machine that could run the model."""
 
 import itertools
-import shlex
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,9 +9,10 @@ from typing import cast, get_args
 
 from graphs.progress import ProgressBar
 from service.bench.number_lists import positive_number, positive_rates, whole_number
+from service.commands.report_output import add_output_arguments, check_output, good_limits, write_output
 from service.core.scheduler_config import Batching, OrderingConfig, Policy, SchedulerConfig
 from service.errors import ConfigError
-from service.report.latency_limits import LatencyLimits, parse_limits
+from service.report.latency_limits import LatencyLimits
 from service.sim.arrivals import arrivals_named
 from service.sim.autoscaler import AutoscaleRule
 from service.sim.latency import H200_NUM_BLOCKS, PROFILES, StepLatency, load_latency
@@ -51,24 +50,22 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = EPILOG
     _add_workload_arguments(parser)
     _add_deployment_arguments(parser)
-    output = parser.add_argument_group("output")
-    output.add_argument("--goodput", metavar="LIMITS", help="limits of a good request in ms: ttft:500,tpot:50,e2el:1e4")
-    output.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
-    output.add_argument("--html", type=Path, metavar="FILE", help="write a report with pictures")
+    add_output_arguments(parser.add_argument_group("output"))
 
 
 def run(args: Namespace) -> int:
     """Run every scenario and report. Raises ConfigError."""
-    if args.html is not None and not args.html.parent.is_dir():
-        raise ConfigError(f"{args.html}: its folder does not exist")
-    limits = parse_limits(args.goodput) if args.goodput else LatencyLimits()
+    check_output(args)
+    limits = good_limits(args)
     tenants = parse_tenants(args.tenants)
     bar = ProgressBar()
     reports = [_run_scenario(args, scenario, tenants, limits, bar) for scenario in _scenarios(args, tenants)]
-    command = shlex.join(["chairlift", *sys.argv[1:]])
-    if args.html is not None:
-        args.html.write_text(html_report(command, reports, limits), encoding="utf-8")
-    sys.stdout.write(json_report(command, reports) if args.json else text_report(reports))
+    write_output(
+        args,
+        lambda command: html_report(command, reports, limits),
+        lambda command: json_report(command, reports),
+        lambda: text_report(reports),
+    )
     return 0
 
 
