@@ -34,15 +34,6 @@ class StepLoad:
         """float64[5]: 1 for the constant, then the fields."""
         return np.array([1.0, self.prefill_tokens, self.decode_rows, self.context_tokens, self.prefill_pairs])
 
-    def with_chunk(self, num_tokens: int, num_computed_tokens: int) -> "StepLoad":
-        """This load and a chunk of `num_tokens` that follows `num_computed_tokens` of the same prompt."""
-        return StepLoad(
-            self.prefill_tokens + num_tokens,
-            self.decode_rows,
-            self.context_tokens,
-            self.prefill_pairs + num_tokens * (num_computed_tokens + (num_tokens + 1) / 2),
-        )
-
 
 def load_of(plan: StepPlan, batch: BatchState, rows: Rows | None = None) -> StepLoad:
     """The load of a plan that has not been committed. `rows` are the plan's, as a slice if they are one."""
