@@ -1,0 +1,42 @@
+"""Steps to be planned, and how evenly a plan spreads them."""
+
+import numpy as np
+
+from service.executor.cuda.attention_plan import (
+    TILE_TOKENS,
+    AttentionPlanner,
+    PlanCounts,
+    PlanLayout,
+    PlanLimits,
+    PlanSections,
+)
+
+NUM_SMS = 132
+BLOCKS_PER_SM = 3
+NUM_KV_HEADS = 8
+LIMITS = PlanLimits(
+    num_ranges=NUM_SMS * BLOCKS_PER_SM // NUM_KV_HEADS, group_size=4, max_seqs=256, max_tokens=8192, max_context=1 << 17
+)
+
+
+def plan(limits: PlanLimits, query_lens: list[int], context_lens: list[int]) -> tuple[PlanSections, PlanCounts]:
+    layout = PlanLayout.of(limits, has_prefill=True)
+    planner = AttentionPlanner(limits, layout, np.full(layout.size, -99, np.int32))
+    cu_seqlens = np.cumsum([0, *query_lens]).astype(np.int32)
+    return planner.sections, planner.fill(cu_seqlens, np.array(context_lens, np.int32))
+
+
+def balance(sections: PlanSections) -> float:
+    """Mean tiles of a resident block over the most tiles of one."""
+    begin, end = sections.decode_items[:, 3], sections.decode_items[:, 4]
+    tiles = -(-(end - begin) // TILE_TOKENS)
+    loads = [
+        int(tiles[first:last].sum())
+        for first, last in zip(sections.range_begin[:-1], sections.range_begin[1:], strict=True)
+    ]
+    return sum(loads) * NUM_KV_HEADS / (NUM_SMS * BLOCKS_PER_SM) / max(loads)
+
+
+def skewed_contexts(num_seqs: int = 64) -> list[int]:
+    """From 1 to 32,768 tokens, evenly on a logarithmic scale."""
+    return np.rint(np.geomspace(1, 32768, num_seqs)).astype(int).tolist()

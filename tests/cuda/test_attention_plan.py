@@ -1,0 +1,162 @@
+"""Plans against their definition: every packed row meets every tile that it sees, once."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.executor.cuda.attention_plan import (
+    CHUNK_TOKENS,
+    DECODE_ROWS,
+    MAX_CHUNKS,
+    PREFILL_ROWS,
+    TILE_TOKENS,
+    WHOLE,
+    PlanLimits,
+)
+from tests.cuda.plan_cases import LIMITS, balance, plan, skewed_contexts
+
+LENGTHS = st.one_of(st.integers(1, 200), st.sampled_from([63, 64, 65, 512, 513, 2047, 2048, 2049, 20000]))
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[PlanLimits, list[int], list[int]]:
+    """Limits, and the tokens of each sequence in a step and after it; some are padding."""
+    query_lens, context_lens = [], []
+    for _ in range(draw(st.integers(1, 12))):
+        num_tokens = draw(st.sampled_from([1, 1, 1, 2, 4, 5, 30, 64]))
+        is_padding = draw(st.integers(0, 5)) == 0
+        query_lens.append(1 if is_padding else num_tokens)
+        context_lens.append(0 if is_padding else num_tokens - 1 + draw(LENGTHS))
+    limits = PlanLimits(
+        num_ranges=draw(st.sampled_from([1, 2, 7, 49])),
+        group_size=draw(st.sampled_from([1, 3, 4, 8, 16])),
+        max_seqs=12,
+        max_tokens=1024,
+        max_context=1 << 16,
+        sliding_window=draw(st.sampled_from([0, 0, 1, 100, 4096])),
+        is_deterministic=draw(st.booleans()),
+    )
+    return limits, query_lens, context_lens
+
+
+def seen(limits: PlanLimits, position: int) -> tuple[int, int]:
+    """First and end of what the token at `position` sees."""
+    first = max(0, position + 1 - limits.sliding_window) if limits.sliding_window else 0
+    return first, position + 1
+
+
+@given(steps())
+def test_items_cover_what_every_row_sees_once_in_tiles(step: tuple[PlanLimits, list[int], list[int]]) -> None:
+    limits, query_lens, context_lens = step
+    sections, counts = plan(limits, query_lens, context_lens)
+    first_tokens = np.cumsum([0, *query_lens])
+    covered: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for rows, items in (
+        (DECODE_ROWS, sections.decode_items[: counts.num_decode_items]),
+        (PREFILL_ROWS, sections.prefill_items[: counts.num_prefill_items]),
+    ):
+        for seq, first_row, num_tokens, begin, end, _, first_token, context in items.tolist():
+            assert (query_lens[seq], first_tokens[seq], context_lens[seq]) == (num_tokens, first_token, context)
+            num_rows = num_tokens * limits.group_size
+            assert (num_rows <= DECODE_ROWS) == (rows == DECODE_ROWS)
+            assert (0, 0) == (first_row % rows, begin % TILE_TOKENS)
+            for row in range(first_row, min(first_row + rows, num_rows)):
+                covered.setdefault((seq, row), []).append((begin, end))
+    for seq, (num_tokens, context) in enumerate(zip(query_lens, context_lens, strict=True)):
+        for row in range(num_tokens * limits.group_size if context else 0):
+            first, end = seen(limits, context - num_tokens + row // limits.group_size)
+            pieces = sorted(covered.pop((seq, row)))
+            assert all(left[1] == right[0] for left, right in pairwise(pieces))
+            assert pieces[0][0] <= first
+            assert end <= pieces[-1][1] <= context
+    assert covered == {}
+
+
+@given(steps())
+def test_partial_items_have_slots_in_order_and_whole_ones_none(step: tuple[PlanLimits, list[int], list[int]]) -> None:
+    limits, query_lens, context_lens = step
+    sections, counts = plan(limits, query_lens, context_lens)
+    items = sections.decode_items[: counts.num_decode_items].tolist()
+    by_seq = {seq: [item for item in items if item[0] == seq] for seq in range(len(query_lens))}
+    expected, begin = [], [0]
+    for pieces in by_seq.values():
+        slots = [len(expected) + place for place in range(len(pieces))] if len(pieces) > 1 else []
+        assert [item[5] for item in pieces] == (slots or [WHOLE] * len(pieces))
+        expected += slots
+        begin.append(len(expected))
+    assert sections.part_begin[: len(begin)].tolist() == begin
+    assert counts.num_partials == len(expected) <= limits.max_partials
+    assert all(item[5] == WHOLE for item in sections.prefill_items[: counts.num_prefill_items].tolist())
+    assert sections.num_prefill_items.tolist() == [counts.num_prefill_items]
+
+
+@given(steps())
+def test_blocks_share_the_tiles_and_the_long_prefill_items_come_first(
+    step: tuple[PlanLimits, list[int], list[int]],
+) -> None:
+    limits, query_lens, context_lens = step
+    sections, counts = plan(limits, query_lens, context_lens)
+    assert (0, counts.num_decode_items) == (sections.range_begin[0], sections.range_begin[-1])
+    items = sections.decode_items[: counts.num_decode_items]
+    tiles = -(-(items[:, 4] - items[:, 3]) // TILE_TOKENS)
+    share = -(-int(tiles.sum()) // limits.num_ranges)
+    for first, end in zip(sections.range_begin[:-1], sections.range_begin[1:], strict=True):
+        assert first <= end
+        if not limits.is_deterministic:
+            assert int(tiles[first:end].sum()) <= share
+            assert int((items[first:end, 5] != WHOLE).sum()) <= 2
+    lengths = np.diff(sections.prefill_items[: counts.num_prefill_items, 3:5]).ravel()
+    assert (np.diff(lengths) <= 0).all()
+
+
+@given(steps())
+def test_deterministic_pieces_of_a_sequence_do_not_depend_on_its_company(
+    step: tuple[PlanLimits, list[int], list[int]],
+) -> None:
+    limits = replace(step[0], is_deterministic=True)
+    sections, counts = plan(limits, *step[1:])
+    items = sections.decode_items[: counts.num_decode_items]
+    for seq, (num_tokens, context) in enumerate(zip(*step[1:], strict=True)):
+        alone, alone_counts = plan(limits, [num_tokens], [context])
+        pieces = items[items[:, 0] == seq, 3:5]
+        assert pieces.tolist() == alone.decode_items[: alone_counts.num_decode_items, 3:5].tolist()
+        assert len(pieces) <= MAX_CHUNKS
+        assert all(begin % CHUNK_TOKENS == 0 for begin in pieces[1:, 0])
+
+
+def test_a_step_of_padding_has_no_items() -> None:
+    sections, counts = plan(LIMITS, [1, 1], [0, 0])
+    assert (0, 0, 0) == counts
+    assert not sections.range_begin.any()
+    assert [0, 0, 0] == sections.part_begin[:3].tolist()
+
+
+def test_the_largest_steps_fit_their_limits() -> None:
+    limits = replace(LIMITS, max_seqs=8, max_tokens=64, max_context=4096)
+    for deterministic in (limits, replace(limits, is_deterministic=True)):
+        _, counts = plan(deterministic, [8] * 8, [4096] * 8)
+        assert (0, 8) == (counts.num_decode_items, counts.num_prefill_items)
+        _, counts = plan(deterministic, [1] * 8, [4096] * 8)
+        assert counts.num_partials <= deterministic.max_partials
+    # 64 tokens of 17 heads each, a token a sequence: no item is full.
+    wide = replace(limits, group_size=17, max_seqs=64)
+    assert 64 == plan(wide, [1] * 64, [5] * 64)[1].num_prefill_items <= wide.max_prefill_items
+
+
+@pytest.mark.parametrize(
+    ("contexts", "least"), [([2048] * 64, 0.97), (skewed_contexts(), 0.97), ([8192], 0.85), ([1024] * 8, 0.85)]
+)
+def test_blocks_are_evenly_loaded(contexts: list[int], least: float) -> None:
+    """64 x 2,048 by hand: 2,048 tiles in 49 ranges are 41.8 each, 42 at most, and 4 of 396 blocks idle: 0.985."""
+    sections, _ = plan(LIMITS, [1] * len(contexts), contexts)
+    assert balance(sections) >= least
+
+
+def test_determinism_costs_this_much_balance() -> None:
+    """Items of 8 tiles, 256 of them in 49 ranges: 6 at most, 5.22 on average; 4 of 396 blocks idle."""
+    sections, _ = plan(replace(LIMITS, is_deterministic=True), [1] * 64, [2048] * 64)
+    assert 256 / 49 / 6 * 392 / 396 == pytest.approx(balance(sections))
