@@ -3,7 +3,6 @@
 import numpy as np
 
 from service.executor.cuda.attention_plan import (
-    TILE_TOKENS,
     AttentionPlanner,
     PlanCounts,
     PlanLayout,
@@ -29,7 +28,7 @@ def plan(limits: PlanLimits, query_lens: list[int], context_lens: list[int]) -> 
 def balance(sections: PlanSections) -> float:
     """Mean tiles of a resident block over the most tiles of one."""
     begin, end = sections.decode_items[:, 3], sections.decode_items[:, 4]
-    tiles = -(-(end - begin) // TILE_TOKENS)
+    tiles = -(-(end - begin) // LIMITS.tile_tokens)
     loads = [
         int(tiles[first:last].sum())
         for first, last in zip(sections.range_begin[:-1], sections.range_begin[1:], strict=True)

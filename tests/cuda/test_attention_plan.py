@@ -13,7 +13,6 @@ from service.executor.cuda.attention_plan import (
     DECODE_ROWS,
     MAX_CHUNKS,
     PREFILL_ROWS,
-    TILE_TOKENS,
     WHOLE,
     PlanLimits,
 )
@@ -37,6 +36,7 @@ def steps(draw: st.DrawFn) -> tuple[PlanLimits, list[int], list[int]]:
         max_seqs=12,
         max_tokens=1024,
         max_context=1 << 16,
+        tile_tokens=draw(st.sampled_from([32, 64])),
         sliding_window=draw(st.sampled_from([0, 0, 1, 100, 4096])),
         is_deterministic=draw(st.booleans()),
     )
@@ -63,7 +63,7 @@ def test_items_cover_what_every_row_sees_once_in_tiles(step: tuple[PlanLimits, l
             assert (query_lens[seq], first_tokens[seq], context_lens[seq]) == (num_tokens, first_token, context)
             num_rows = num_tokens * limits.group_size
             assert (num_rows <= DECODE_ROWS) == (rows == DECODE_ROWS)
-            assert (0, 0) == (first_row % rows, begin % TILE_TOKENS)
+            assert (0, 0) == (first_row % rows, begin % limits.tile_tokens)
             for row in range(first_row, min(first_row + rows, num_rows)):
                 covered.setdefault((seq, row), []).append((begin, end))
     for seq, (num_tokens, context) in enumerate(zip(query_lens, context_lens, strict=True)):
@@ -102,7 +102,7 @@ def test_blocks_share_the_tiles_and_the_long_prefill_items_come_first(
     sections, counts = plan(limits, query_lens, context_lens)
     assert (0, counts.num_decode_items) == (sections.range_begin[0], sections.range_begin[-1])
     items = sections.decode_items[: counts.num_decode_items]
-    tiles = -(-(items[:, 4] - items[:, 3]) // TILE_TOKENS)
+    tiles = -(-(items[:, 4] - items[:, 3]) // limits.tile_tokens)
     share = -(-int(tiles.sum()) // limits.num_ranges)
     for first, end in zip(sections.range_begin[:-1], sections.range_begin[1:], strict=True):
         assert first <= end

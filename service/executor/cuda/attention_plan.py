@@ -1,8 +1,8 @@
 """Which part of the attention each block of the CUDA kernels computes, planned once a step for all layers.
 
 Vocabulary. A *packed row* is one (token, query head of a kv head's group) pair; the rows of a sequence are numbered
-token * group_size + head in the group. A *tile* is `TILE_TOKENS` token positions of K and V. An *item* is what a block
-computes at a time: up to 16 (decode) or 64 (prefill) packed rows of one sequence over one range of tiles.
+token * group_size + head in the group. A *tile* is a fixed number of token positions of K and V. An *item* is what a
+block computes at a time: up to 16 (decode) or 64 (prefill) packed rows of one sequence over one range of tiles.
 
 Sequences with at most 16 packed rows are decoded. Their tiles, laid end to end, are cut into as many equal ranges as
 there are blocks, and also where one sequence ends and the next begins. A piece that is not its sequence's whole range
@@ -21,7 +21,6 @@ import numpy as np
 
 from service.core.types import BoolArray, Int32Array, Int64Array
 
-TILE_TOKENS: Final = 64
 DECODE_ROWS: Final = 16  # packed rows of a decode item
 PREFILL_ROWS: Final = 64
 ITEM_FIELDS: Final = 8
@@ -41,6 +40,7 @@ class PlanLimits:
     max_seqs: int
     max_tokens: int  # of one step
     max_context: int  # tokens of one sequence
+    tile_tokens: int = 64  # what the kernels were compiled for
     sliding_window: int = 0  # tokens that a token sees, itself included; 0: all before it
     # Cut sequences by their own length alone, so that a result never depends on the rest of the batch.
     is_deterministic: bool = False
@@ -140,21 +140,21 @@ class AttentionPlanner:
         return PlanCounts(num_items, num_partials, num_prefill)
 
     def _fill_decode(self, cu_seqlens: Int32Array, query_lens: Int32Array, contexts: Int32Array) -> tuple[int, int]:
-        limits, sections = self._limits, self.sections
+        limits, sections, tile_tokens = self._limits, self.sections, self._limits.tile_tokens
         first_kv = self._first_kv(contexts - query_lens)
-        tiles = -(-(contexts - first_kv) // TILE_TOKENS)
+        tiles = -(-(contexts - first_kv) // tile_tokens)
         end: Int64Array = np.cumsum(tiles, dtype=np.int64)  # of each sequence's tiles in the row of all
         start = end - tiles
         num_tiles = int(end[-1])
         per_range = max(1, -(-num_tiles // limits.num_ranges))
         edges = np.arange(limits.num_ranges + 1) * per_range
-        cuts = _chunk_cuts(start, first_kv, contexts) if limits.is_deterministic else edges
+        cuts = _chunk_cuts(start, first_kv, contexts, tile_tokens) if limits.is_deterministic else edges
         cuts = np.union1d(end, cuts[cuts < num_tiles])
         begin, stop = cuts[:-1], cuts[1:]
         seq = np.searchsorted(end, begin, side="right")
         origin, context = first_kv[seq], contexts[seq]
-        kv_begin = origin + (begin - start[seq]) * TILE_TOKENS
-        kv_end = np.minimum(origin + (stop - start[seq]) * TILE_TOKENS, context)
+        kv_begin = origin + (begin - start[seq]) * tile_tokens
+        kv_end = np.minimum(origin + (stop - start[seq]) * tile_tokens, context)
         is_partial: BoolArray = (kv_begin > origin) | (kv_end < context)
         slots = np.where(is_partial, np.cumsum(is_partial) - 1, WHOLE)
         items = sections.decode_items[: len(seq)]
@@ -188,14 +188,14 @@ class AttentionPlanner:
 
     def _first_kv(self, positions: Int32Array) -> Int32Array:
         """Where the tile begins that holds the first token which a token at each of `positions` sees."""
-        window = self._limits.sliding_window
+        window, tile_tokens = self._limits.sliding_window, self._limits.tile_tokens
         if not window:
             return np.zeros_like(positions)
-        first: Int32Array = np.maximum(positions - (window - 1), 0) // TILE_TOKENS * TILE_TOKENS
+        first: Int32Array = np.maximum(positions - (window - 1), 0) // tile_tokens * tile_tokens
         return first
 
 
-def _chunk_cuts(start: Int64Array, first_kv: Int32Array, contexts: Int32Array) -> Int64Array:
+def _chunk_cuts(start: Int64Array, first_kv: Int32Array, contexts: Int32Array, tile_tokens: int) -> Int64Array:
     """Cuts at multiples of a sequence's own chunk, doubled until at most MAX_CHUNKS are left, in tiles of the row.
 
     `start` is each sequence's first tile there, `first_kv` the position where it begins.
@@ -209,7 +209,7 @@ def _chunk_cuts(start: Int64Array, first_kv: Int32Array, contexts: Int32Array) -
     last = np.cumsum(num_cuts)
     place = np.arange(last[-1]) - np.repeat(last - num_cuts - first_chunk, num_cuts) + 1
     position = place * np.repeat(chunk, num_cuts)
-    cuts = np.repeat(start, num_cuts) + (position - np.repeat(first_kv, num_cuts)) // TILE_TOKENS
+    cuts = np.repeat(start, num_cuts) + (position - np.repeat(first_kv, num_cuts)) // tile_tokens
     return np.append(cuts, 0)
 
 

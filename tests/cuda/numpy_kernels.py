@@ -1,0 +1,147 @@
+"""The attention kernels of cuda/README.md written from their definitions, in numpy, behind cuLaunchKernel's form.
+
+Device memory is host memory and T is float16. Every launch is logged as it came: name, grid, block, shared bytes and
+the raw bytes of its arguments.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from service.executor.cuda.attention_plan import DECODE_ROWS, PREFILL_ROWS
+from service.executor.cuda.launch import FLOAT16, AttentionKernels, LoadedKernel
+
+PTR, INT, FLT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+SIGNATURES = {
+    "rope_kv_write": (PTR, PTR, PTR, PTR, PTR, PTR, PTR, PTR, PTR, INT, INT, INT, FLT, FLT, FLT),
+    "attn_decode": (PTR, PTR, PTR, PTR, PTR, PTR, PTR, PTR, INT, INT, INT, INT, FLT, FLT, FLT),
+    "attn_prefill": (PTR, PTR, PTR, PTR, PTR, PTR, PTR, PTR, INT, INT, INT, INT, FLT, FLT, FLT),
+    "attn_combine": (PTR, PTR, PTR, PTR, PTR, INT, INT),
+}
+NAMES = list(SIGNATURES)
+EMPTY_LSE = -1e30
+INVALID_HANDLE = 400  # of cuLaunchKernel
+LAUNCH_TYPE = ctypes.CFUNCTYPE(
+    ctypes.c_int, PTR, *[ctypes.c_uint] * 6, ctypes.c_uint, PTR, ctypes.POINTER(PTR), ctypes.POINTER(PTR)
+)
+
+
+class Launch(NamedTuple):
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    arguments: bytes
+
+
+def at(address: int | None, shape: tuple[int, ...], dtype: type = np.float16) -> np.ndarray:
+    """The array at a device address."""
+    count = int(np.prod(shape))
+    bytes_ = (ctypes.c_uint8 * (count * np.dtype(dtype).itemsize)).from_address(address or 0)
+    return np.frombuffer(bytes_, dtype, count).reshape(shape)
+
+
+class NumpyKernels:
+    """Kernels for one head dimension and block size. `launch` is the address of the launching function."""
+
+    def __init__(self, head_dim: int, block_size: int, tile_tokens: int = 64) -> None:
+        self.head_dim, self.block_size = head_dim, block_size
+        self.log: list[Launch] = []
+        self.errors: list[BaseException] = []
+        self._callback = LAUNCH_TYPE(self._launch)
+        self.launch = ctypes.cast(self._callback, PTR).value
+        loaded = [LoadedKernel(1 + place, 128, 1000 + place) for place in range(len(NAMES))]
+        self.kernels = AttentionKernels(*loaded, FLOAT16, head_dim, block_size, tile_tokens)
+
+    def _launch(self, function, *rest) -> int:
+        if not function or function > len(NAMES):
+            return INVALID_HANDLE
+        name = NAMES[function - 1]
+        gx, gy, gz, bx, by, bz, shared_bytes, _, arguments, _ = rest
+        types = SIGNATURES[name]
+        raw = b"".join(ctypes.string_at(arguments[i], ctypes.sizeof(kind)) for i, kind in enumerate(types))
+        self.log.append(Launch(name, (gx, gy, gz), (bx, by, bz), shared_bytes, raw))
+        values = [ctypes.cast(arguments[i], ctypes.POINTER(kind))[0] for i, kind in enumerate(types)]
+        try:
+            getattr(self, f"_{name}")(values, (gx, gy))
+        except Exception as error:  # must not cross the C caller
+            self.errors.append(error)
+            return 999
+        return 0
+
+    def _rope_kv_write(self, values, grid) -> None:
+        qkv, positions, slots, cos, sin, q_norm, k_norm, q, kv, heads, kv_heads, half, epsilon, _, _ = values
+        tokens, dim = grid[0], self.head_dim
+        rows = at(qkv, (tokens, heads + 2 * kv_heads, dim)).astype(np.float64)
+        positions, slots = at(positions, (tokens,), np.int32), at(slots, (tokens,), np.int32)
+        for norm, chosen in ((q_norm, slice(0, heads)), (k_norm, slice(heads, heads + kv_heads))):
+            if norm:
+                mean = (rows[:, chosen] ** 2).mean(-1, keepdims=True)
+                rows[:, chosen] *= at(norm, (dim,), np.float32) / np.sqrt(mean + epsilon)
+        tables = (positions.max() + 1, half)
+        cos, sin = (at(table, tables, np.float32)[positions][:, None] for table in (cos, sin))
+        turned = rows[:, : heads + kv_heads]
+        first, second = turned[..., :half].copy(), turned[..., half : 2 * half].copy()
+        turned[..., :half], turned[..., half : 2 * half] = first * cos - second * sin, second * cos + first * sin
+        at(q, (tokens, heads, dim))[:] = rows[:, :heads]
+        blocks, offsets = slots // self.block_size, slots % self.block_size
+        cache = self._cache(kv, kv_heads, max(0, int(blocks.max())))
+        for token in np.flatnonzero(slots >= 0):
+            cache[blocks[token], 0, :, offsets[token]] = rows[token, heads : heads + kv_heads]
+            cache[blocks[token], 1, :, offsets[token]] = rows[token, heads + kv_heads :]
+
+    def _attn_decode(self, values, grid) -> None:
+        indptr = at(values[4], (grid[0] + 1,), np.int32)
+        self._attend(values, range(int(indptr[0]), int(indptr[-1])), DECODE_ROWS)
+
+    def _attn_prefill(self, values, grid) -> None:
+        self._attend(values, range(min(grid[0], int(at(values[4], (1,), np.int32)[0]))), PREFILL_ROWS)
+
+    def _attend(self, values, chosen, tile_rows: int) -> None:
+        q, kv, table, items, _, out, part, lse, stride, kv_heads, group, window, scale, softcap, _ = values
+        for seq, row0, q_len, begin, end, slot, first_token, context in at(items, (chosen.stop, 8), np.int32)[chosen]:
+            row_ids = at(table, (seq + 1, stride), np.int32)[seq, : -(-end // self.block_size)]
+            cache = self._cache(kv, kv_heads, int(row_ids.max()))[row_ids].astype(np.float64)
+            keys, sums = (np.moveaxis(cache[:, which], 1, 0).reshape(kv_heads, -1, self.head_dim) for which in (0, 1))
+            shape = (first_token + q_len, kv_heads, group, self.head_dim)
+            for row in range(row0, min(row0 + tile_rows, q_len * group)):
+                token, head = first_token + row // group, row % group
+                position = context - q_len + row // group
+                first = max(begin, position + 1 - window if window else 0)
+                seen = slice(first, max(first, min(end, position + 1)))
+                scores = np.einsum("hd,htd->ht", at(q, shape)[token, :, head].astype(np.float64), keys[:, seen]) * scale
+                scores = softcap * np.tanh(scores / softcap) if softcap else scores
+                top = scores.max(axis=1, initial=EMPTY_LSE)
+                weights = np.exp2(scores - top[:, None])
+                total = weights.sum(axis=1)
+                result = np.einsum("ht,htd->hd", weights, sums[:, seen]) / np.maximum(total, 1e-300)[:, None]
+                if slot < 0:
+                    at(out, shape)[token, :, head] = result
+                else:
+                    at(part, (slot + 1, kv_heads, 16, self.head_dim), np.float32)[slot, :, row] = result
+                    logs = np.where(total > 0, top + np.log2(np.maximum(total, 1e-300)), EMPTY_LSE)
+                    at(lse, (slot + 1, kv_heads, 16), np.float32)[slot, :, row] = logs
+
+    def _attn_combine(self, values, grid) -> None:
+        part, lse, part_begin, cu_seqlens, out, kv_heads, group = values
+        begin, tokens = at(part_begin, (grid[0] + 1,), np.int32), at(cu_seqlens, (grid[0] + 1,), np.int32)
+        for seq in np.flatnonzero(np.diff(begin)):
+            slots = slice(begin[seq], begin[seq + 1])
+            logs = at(lse, (slots.stop, kv_heads, 16), np.float32)[slots].astype(np.float64)
+            parts = at(part, (slots.stop, kv_heads, 16, self.head_dim), np.float32)[slots].astype(np.float64)
+            weights = np.exp2(logs - logs.max(axis=0))
+            merged = (weights[..., None] * parts).sum(axis=0) / weights.sum(axis=0)[..., None]
+            rows = at(out, (tokens[seq + 1], kv_heads, group, self.head_dim))
+            for token in range(tokens[seq], tokens[seq + 1]):
+                first = (token - tokens[seq]) * group
+                rows[token] = merged[:, first : first + group]
+
+    def _cache(self, kv: int, kv_heads: int, last_block: int) -> np.ndarray:
+        return at(kv, (last_block + 1, 2, kv_heads, self.block_size, self.head_dim))
+
+    def take_log(self) -> Iterator[Launch]:
+        """The launches since the last call."""
+        taken, self.log = self.log, []
+        return iter(taken)
