@@ -1,0 +1,168 @@
+// Tiles of keys and values: from the pages of the KV buffer to shared memory, and from there to operands of the tensor
+// cores. What depends on the type of the KV buffer is here and nowhere else.
+//
+// A row of a tile is one token's head, padded by 16 bytes: its length in units of 16 bytes is odd for every head_dim and
+// type, so eight rows of a matrix load lie in different banks.
+//
+// e4m3 bytes widen to float16 without a conversion instruction (sm_80 has none): sign, four bits of exponent and three of
+// mantissa move to their places in a float16, which is the value divided by 2^8; kWidened, which whoever scales results
+// multiplies in, takes that back. A matrix load moves pairs of bytes, so its lanes get other elements than with 16 bits:
+// of keys, a lane has dimensions 4i to 4i + 3 of sixteen, and queries are permuted to match; of values, even and odd
+// dimensions, which changes the dimensions that a lane sums.
+#pragma once
+
+#include "scalar.cuh"
+#include "tensor_core.cuh"
+
+using T = SCALAR;
+#if KV_FP8
+using Kv = u8;
+using Operand = half;
+#else
+using Kv = T;
+using Operand = T;
+#endif
+
+constexpr bool kIsFp8 = KV_FP8;
+constexpr int kHeadDim = HEAD_DIM;
+constexpr int kBlockSize = BLOCK_SIZE;
+constexpr int kTileTokens = TILE_TOKENS;
+
+constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Kv));
+constexpr int kRowChunks = kRowBytes / 16;
+constexpr int kPaddedBytes = kRowBytes + 16;
+constexpr int kStageBytes = kTileTokens * kPaddedBytes;  // of keys, or of values
+constexpr float kWidened = kIsFp8 ? 256.0f : 1.0f;
+
+static_assert(kTileTokens % kBlockSize == 0, "a tile is whole blocks");
+static_assert(kRowBytes % 32 == 0, "a matrix load takes 32 bytes of a row");
+
+// One sequence's pages at one KV head.
+struct Pages {
+  const char* keys;  // of block 0
+  long block_bytes;
+  long value_bytes;  // from a key to its value
+  const int* blocks;
+  int num_blocks;
+
+  DEVICE Pages(const void* kv, const int* blocks, int num_tokens, int num_kv_heads, int kv_head)
+      : keys(static_cast<const char*>(kv) + static_cast<long>(kv_head) * kBlockSize * kRowBytes),
+        block_bytes(2L * num_kv_heads * kBlockSize * kRowBytes),
+        value_bytes(static_cast<long>(num_kv_heads) * kBlockSize * kRowBytes),
+        blocks(blocks),
+        num_blocks((num_tokens + kBlockSize - 1) / kBlockSize) {}
+
+  // Lane i: the i-th block from token `start` on; the null block beyond the last.
+  DEVICE int blocks_from(int start) const {
+    const int i = start / kBlockSize + lane_of_thread();
+    return lane_of_thread() < kTileTokens / kBlockSize && i < num_blocks ? blocks[i] : 0;
+  }
+
+  // Starts to copy the first `num_tokens` tokens of a tile and writes zeros for the others. All threads together.
+  // `tile_blocks`: blocks_from(the tile's start).
+  template <int kThreads>
+  DEVICE void copy(int tile_blocks, int num_tokens, char* key_stage, char* value_stage) const {
+#pragma unroll
+    for (int i = threadIdx.x; i < kTileTokens * kRowChunks; i += kThreads) {
+      const int token = i / kRowChunks;
+      const int byte = i % kRowChunks * 16;
+      const long block = __shfl_sync(kWholeWarp, tile_blocks, token / kBlockSize);
+      const char* from = keys + block * block_bytes + token % kBlockSize * kRowBytes + byte;
+      const int to = token * kPaddedBytes + byte;
+      copy_async(key_stage + to, from, token < num_tokens);
+      copy_async(value_stage + to, from + value_bytes, token < num_tokens);
+    }
+  }
+};
+
+// Two bytes of e4m3, named by the bytes of `selector`, as two float16 numbers, each divided by 2^8.
+template <u32 selector>
+DEVICE u32 widen(u32 bytes) {
+  const u32 high = __byte_perm(bytes, 0, selector);
+  return (high >> 1 & 0x3f803f80u) | (high & 0x80008000u);
+}
+
+// Queries of one row, 8 dimensions from `chunk` * 8 on, to shared memory as operands of `multiply_keys`.
+DEVICE void place_query(const T* from, char* row, int chunk, bool is_wanted) {
+  if constexpr (!kIsFp8) {
+    copy_async(row + chunk * 16, from, is_wanted);
+  } else {
+    const uint4 four = *reinterpret_cast<const uint4*>(from);
+    const u32 pairs[4] = {four.x, four.y, four.z, four.w};
+    u32* to = reinterpret_cast<u32*>(row) + chunk / 2 * 8 + chunk % 2 * 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      to[i % 2 * 4 + i / 2] = is_wanted ? pack<half>(first_of<T>(pairs[i]), second_of<T>(pairs[i])) : 0u;
+    }
+  }
+}
+
+// scores[16 rows, kTokens] += queries * keys^T. `queries`: 16 rows of `query_bytes`; `keys`: kTokens rows of a stage.
+template <int kTokens>
+DEVICE void multiply_keys(const char* queries, int query_bytes, const char* keys, float (&scores)[kTokens / 8][4]) {
+  const int lane = lane_of_thread();
+  const char* query = queries + (lane & 15) * query_bytes + (lane >> 4) * 16;
+  const char* key = keys + ((lane >> 4) * 8 + (lane & 7)) * kPaddedBytes + (lane >> 3 & 1) * 16;
+#pragma unroll
+  for (int step = 0; step < kRowBytes / 32; ++step) {
+    u32 a[kIsFp8 ? 2 : 1][4];
+#pragma unroll
+    for (int i = 0; i < (kIsFp8 ? 2 : 1); ++i) load_matrices(a[i], query + (step * (kIsFp8 ? 2 : 1) + i) * 32);
+#pragma unroll
+    for (int n = 0; n < kTokens / 16; ++n) {
+      u32 b[4];
+      load_matrices(b, key + n * 16 * kPaddedBytes + step * 32);
+      if constexpr (!kIsFp8) {
+        multiply_add<Operand>(scores[2 * n], a[0], b[0], b[1]);
+        multiply_add<Operand>(scores[2 * n + 1], a[0], b[2], b[3]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          multiply_add<Operand>(scores[2 * n], a[i], widen<0x1404>(b[i]), widen<0x3424>(b[i]));
+          multiply_add<Operand>(scores[2 * n + 1], a[i], widen<0x1404>(b[2 + i]), widen<0x3424>(b[2 + i]));
+        }
+      }
+    }
+  }
+}
+
+// sums[16 rows, head_dim] += weights[16 rows, 16 tokens] * values of these tokens.
+DEVICE void multiply_values(const u32 (&weights)[4], const char* values, float (&sums)[kHeadDim / 8][4]) {
+  const int lane = lane_of_thread();
+  const char* value = values + (lane & 15) * kPaddedBytes + (lane >> 4) * 16;
+#pragma unroll
+  for (int step = 0; step < kRowBytes / 32; ++step) {
+    u32 b[4];
+    load_matrices_transposed(b, value + step * 32);
+    if constexpr (!kIsFp8) {
+      multiply_add<Operand>(sums[2 * step], weights, b[0], b[1]);
+      multiply_add<Operand>(sums[2 * step + 1], weights, b[2], b[3]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        multiply_add<Operand>(sums[4 * step + 2 * i], weights, widen<0x2404>(b[2 * i]), widen<0x2404>(b[2 * i + 1]));
+        multiply_add<Operand>(sums[4 * step + 2 * i + 1], weights, widen<0x3414>(b[2 * i]),
+                              widen<0x3414>(b[2 * i + 1]));
+      }
+    }
+  }
+}
+
+// A lane's sums of one row come in pairs of neighbouring dimensions: pair i of kHeadDim / 8.
+struct SumPair {
+  int dim;  // of the first
+  float first;
+  float second;
+};
+
+// `half_row`: 0 for row lane / 4, 1 for the row 8 further.
+DEVICE SumPair sum_pair(const float (&sums)[kHeadDim / 8][4], int i, int half_row) {
+  const int column = lane_of_thread() & 3;
+  if constexpr (!kIsFp8) {
+    return {i * 8 + column * 2, sums[i][2 * half_row], sums[i][2 * half_row + 1]};
+  } else {
+    const int even = i & ~1;
+    const int j = 2 * half_row + (i & 1);
+    return {even * 8 + column * 4 + (i & 1) * 2, sums[even][j], sums[even + 1][j]};
+  }
+}

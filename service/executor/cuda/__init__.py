@@ -1,1 +1,0 @@
-"""Runs steps on an NVIDIA GPU: ONNX Runtime's CUDA provider around attention kernels of our own."""
