@@ -77,6 +77,7 @@ const char* element_type_name(ElementType type) {
     case ElementType::int32: return "int32";
     case ElementType::int64: return "int64";
     case ElementType::float16: return "float16";
+    case ElementType::bfloat16: return "bfloat16";
   }
   return "another type";
 }
@@ -153,6 +154,11 @@ Status Context::output(size_t index, std::initializer_list<int64_t> dims, Tensor
   using Get = OrtStatus*(OrtKernelContext*, size_t, const int64_t*, size_t, OrtValue**);
   CHAIRLIFT_TRY(at<Get>(ort::Slot::KernelContext_GetOutput)(context_, index, dims.begin(), dims.size(), &value));
   return at<OrtStatus*(OrtValue*, void**)>(ort::Slot::GetTensorMutableData)(value, &tensor->data);
+}
+
+Status Context::gpu_stream(void** stream) const {
+  using Get = OrtStatus*(const OrtKernelContext*, void**);
+  return at<Get>(ort::Slot::KernelContext_GetGPUComputeStream)(context_, stream);
 }
 
 Status Context::run_parallel(size_t total, void (*call)(void*, size_t), void* user) {

@@ -49,7 +49,7 @@ const void* api();
 [[gnu::format(printf, 1, 2)]] Status error(const char* format, ...);
 
 // ONNX element types. `any` in a port accepts every tensor; the op checks by itself.
-enum class ElementType : int { any = 0, float32 = 1, uint8 = 2, int8 = 3, int32 = 6, int64 = 7, float16 = 10 };
+enum class ElementType : int { any = 0, float32 = 1, uint8 = 2, int8 = 3, int32 = 6, int64 = 7, float16 = 10, bfloat16 = 16 };
 const char* element_type_name(ElementType type);
 
 // One input or output of an op.
@@ -112,6 +112,9 @@ class Context {
   // Creates output `index` with this shape; `tensor->data` is its memory (null when the shape has no elements).
   Status output(size_t index, std::initializer_list<int64_t> dims, TensorView* tensor);
 
+  // The stream that the provider computes on; null for the CPU provider.
+  Status gpu_stream(void** stream) const;
+
   // Calls `body(i)` for every i in [0, total), in any order, on the runtime's threads; all inline when the whole is
   // estimated at less than kInlineNs. `body` must not throw and must not depend on which thread runs it.
   template <class Body>
@@ -134,13 +137,23 @@ class Context {
 
 namespace detail {
 
+// The execution provider that an op names as `kProvider`; null, for CPU, where it names none.
+template <class Kernel, class = void>
+struct ProviderOf {
+  static constexpr const char* kName = nullptr;
+};
+template <class Kernel>
+struct ProviderOf<Kernel, std::void_t<decltype(Kernel::kProvider)>> {
+  static constexpr const char* kName = Kernel::kProvider;
+};
+
 // Adapts the op struct `Kernel` to the C ABI; one static object per op.
 template <class Kernel>
 struct CustomOp : OrtCustomOp {
   CustomOp() : OrtCustomOp{} {
     version = ort::kApiVersion;
     GetName = [](const OrtCustomOp*) -> const char* { return Kernel::kName; };
-    GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return nullptr; };  // CPU
+    GetExecutionProviderType = [](const OrtCustomOp*) -> const char* { return ProviderOf<Kernel>::kName; };
     GetInputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kInputs); };
     GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(Kernel::kOutputs); };
     GetInputType = [](const OrtCustomOp*, size_t i) { return static_cast<int>(Kernel::kInputs[i].type); };

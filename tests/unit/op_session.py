@@ -22,10 +22,10 @@ def supported_isas() -> list[str]:
 class OpSession:
     """A session around one node. Inputs are numpy arrays, or None for an optional input left out."""
 
-    def __init__(self, op_type, inputs, num_outputs, output_types, num_threads=1, **attributes):
+    def __init__(self, op_type, inputs, num_outputs, output_types, num_threads=1, domain="chairlift", **attributes):
         names = [f"i{i}" if array is not None else "" for i, array in enumerate(inputs)]
         outputs = [f"o{i}" for i in range(num_outputs)]
-        node = helper.make_node(op_type, names, outputs, domain="chairlift", **attributes)
+        node = helper.make_node(op_type, names, outputs, domain=domain, **attributes)
         graph = helper.make_graph(
             [node],
             "one",
@@ -40,7 +40,7 @@ class OpSession:
         )
         model = helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid("chairlift", 1)],
+            opset_imports=[helper.make_opsetid("", 21), helper.make_opsetid(domain, 1)],
             ir_version=10,
         )
         options = ort.SessionOptions()

@@ -1,0 +1,1 @@
+"""Runs steps on an NVIDIA GPU: ONNX Runtime's CUDA provider around attention kernels of our own."""
