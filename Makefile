@@ -60,5 +60,5 @@ lock: $(VENV)/locked ## Resolve the newest dependencies into requirements.lock
 		--group dev --no-header --output-file requirements.lock pyproject.toml
 
 clean: ## Remove what was built; keeps models/
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
