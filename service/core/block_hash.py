@@ -1,5 +1,6 @@
 """Names of full blocks: chained digests of their tokens and of everything before them."""
 
+from collections.abc import Iterator
 from hashlib import blake2b
 
 from service.core.types import Int32Array
@@ -35,13 +36,11 @@ def token_bytes(token_ids: Int32Array) -> bytes:
     return token_ids.astype("<i4", copy=False).tobytes()
 
 
-def chained_digests(parent: bytes, data: bytes, block_bytes: int) -> list[bytes]:
-    """The digests of the blocks whose `token_bytes` are `data`, all of `block_bytes`."""
-    digests = []
+def chained_digests(parent: bytes, data: bytes, block_bytes: int) -> Iterator[bytes]:
+    """The digests of the blocks whose `token_bytes` are `data`, all of `block_bytes`, as they are asked for."""
     for offset in range(0, len(data), block_bytes):
         parent = blake2b(parent + data[offset : offset + block_bytes], digest_size=DIGEST_BYTES).digest()
-        digests.append(parent)
-    return digests
+        yield parent
 
 
 def _root(kind: str, *names: str) -> bytes:

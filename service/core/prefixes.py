@@ -1,14 +1,14 @@
 """What sequences find in the prefix cache, and what they leave there."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from service.core.batch_state import BatchState
-from service.core.block_hash import extend_digests, token_bytes
+from service.core.block_hash import TOKEN_BYTES, chained_digests, extend_digests, token_bytes
 from service.core.block_pool import BlockPool
-from service.core.prefix_cache import Chain
+from service.core.prefix_cache import Chain, Tail
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import NULL_BLOCK, Int32Array
@@ -92,46 +92,75 @@ class Prefixes:
 
     def publish_prompts(self, rows: Int32Array) -> None:
         """Publish the computed blocks of `rows` whose digests are known: those of prompts."""
-        if self._is_on:
-            self._publish(rows, with_output=False)
+        if not self._is_on:
+            return
+        span = self._unpublished(rows)
+        if span is None:
+            return
+        rows, starts, ends = span
+        digests: list[bytes] = []
+        pieces = list(
+            zip(*(column.tolist() for column in (rows, self._batch.seq_ids[rows], starts, ends)), strict=True)
+        )
+        for _, seq_id, start, end in pieces:
+            digests += self._sequences[seq_id].block_digests[start:end]
+        blocks, parents = self._batch.blocks_between(rows, starts, ends)
+        if len(digests) == len(blocks) and self._pool.cache.add(blocks, parents, digests):
+            self._batch.num_published_blocks[rows] = ends
+            return
+        for row, seq_id, start, end in pieces:
+            known = self._sequences[seq_id].block_digests[start:end]
+            if known:
+                self._publish(row, start, start + len(known), known)
 
     def publish_all(self, rows: Int32Array) -> None:
         """Publish every full block of `rows` that is computed; the rows give them up next."""
-        if self._is_on and len(rows):
-            self._publish(rows, with_output=True)
-
-    def _publish(self, rows: Int32Array, *, with_output: bool) -> None:
-        batch, sequences = self._batch, self._sequences
-        starts = batch.num_published_blocks[rows]
-        ends = batch.num_computed_tokens[rows] // self._block_size
-        columns = (rows, batch.seq_ids[rows], starts, ends)
-        chains: list[tuple[int, int, Chain]] = []  # row, its first new block, its new blocks
-        for row, seq_id, start, end in zip(*(column.tolist() for column in columns), strict=True):
-            sequence = sequences[seq_id]
-            is_unknown = len(sequence.block_digests) <= start
-            if start >= end or (is_unknown and not with_output):
-                continue
-            if is_unknown:
-                first = batch.token_ids[row, : (start + 1) * self._block_size]
-                extend_digests(sequence.block_digests, sequence.root, first, self._block_size)
-            chains.append((row, start, self._chain(row, sequence, (start, end), with_output=with_output)))
-        if not chains:
+        if not self._is_on or not len(rows):
             return
-        if self._pool.publish([chain for _, _, chain in chains]):
-            for row, start, chain in chains:
-                blocks = chain.blocks + chain.tail
-                batch.block_table[row, start : start + len(blocks)] = blocks
-        published = [start + len(chain.blocks) for _, start, chain in chains]
-        batch.num_published_blocks[[row for row, _, _ in chains]] = published
+        span = self._unpublished(rows)
+        if span is None:
+            return
+        batch, cache = self._batch, self._pool.cache
+        rows, starts, ends = span
+        leaves = np.where(starts > 0, batch.block_table[rows, starts - 1], NULL_BLOCK)
+        is_leaf = cache.is_leaf(leaves)
+        if len(set(leaves.tolist())) < len(leaves):  # of one leaf, whose tail would be one of them only
+            is_leaf[:] = False
+        if np.count_nonzero(is_leaf):
+            self._hang(rows[is_leaf], starts[is_leaf], ends[is_leaf], leaves[is_leaf].tolist())
+        columns = (column[~is_leaf].tolist() for column in (rows, batch.seq_ids[rows], starts, ends))
+        for row, seq_id, start, end in zip(*columns, strict=True):
+            tokens = self._tokens(row, start, end)
+            root = cache.digest_of(int(batch.block_table[row, start - 1])) if start else self._sequences[seq_id].root
+            digests = chained_digests(root, tokens, self._block_size * TOKEN_BYTES)
+            self._publish(row, start, end, digests, tokens)
 
-    def _chain(self, row: int, sequence: Sequence, span: tuple[int, int], *, with_output: bool) -> Chain:
-        """The row's blocks in `span`, and with its output those without a digest too."""
-        (start, end), table = span, self._batch.block_table[row]
-        known_end = min(end, len(sequence.block_digests))
+    def _unpublished(self, rows: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array] | None:
+        """Those of `rows` with full blocks that are computed and not published, the first of them and their end."""
+        starts = self._batch.num_published_blocks[rows]
+        ends = self._batch.num_computed_tokens[rows] // self._block_size
+        is_new = ends > starts
+        num_new = np.count_nonzero(is_new)
+        if num_new == len(rows):
+            return rows, starts, ends
+        return (rows[is_new], starts[is_new], ends[is_new]) if num_new else None
+
+    def _hang(self, rows: Int32Array, starts: Int32Array, ends: Int32Array, leaves: list[int]) -> None:
+        """Publish blocks of `rows` as tails of `leaves`, which hold what is before them."""
+        blocks, parents = self._batch.blocks_between(rows, starts, ends)
+        tails, place = {}, 0
+        columns = (rows.tolist(), starts.tolist(), ends.tolist(), leaves)
+        for row, start, end, leaf in zip(*columns, strict=True):
+            tails[leaf] = Tail(blocks[place : place + end - start], self._tokens(row, start, end))
+            place += end - start
+        self._pool.cache.hang(blocks, parents, tails)
+
+    def _publish(self, row: int, start: int, end: int, digests: Iterable[bytes], tokens: bytes = b"") -> None:
+        table = self._batch.block_table[row]
         parent = int(table[start - 1]) if start else NULL_BLOCK
-        digests = sequence.block_digests[start:known_end]
-        if not with_output or known_end == end:
-            return Chain(parent, table[start:known_end].tolist(), digests, [], b"")
-        blocks, num_known = table[start:end].tolist(), known_end - start
-        tokens = self._batch.token_ids[row, known_end * self._block_size : end * self._block_size]
-        return Chain(parent, blocks[:num_known], digests, blocks[num_known:], token_bytes(tokens))
+        table[start:end] = self._pool.publish(Chain(parent, table[start:end].copy(), digests, tokens))
+        self._batch.num_published_blocks[row] = end
+
+    def _tokens(self, row: int, start: int, end: int) -> bytes:
+        """The `token_bytes` of the row's blocks from `start` to `end`."""
+        return token_bytes(self._batch.token_ids[row, start * self._block_size : end * self._block_size])

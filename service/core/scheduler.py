@@ -175,10 +175,12 @@ class Scheduler:
         reasons = finish_reasons(batch, rows, result.token_ids, self.config.max_kv_tokens)
         if len(result.failed):
             reasons[result.failed] = _ERROR
-        if batch.num_decode_rows < batch.num_rows:
-            prompt_rows = plan.rows[plan.rows >= batch.num_decode_rows]
-            # What a failed sequence computed is not to be trusted.
-            self._prefixes.publish_prompts(np.setdiff1d(prompt_rows, sampled_rows[result.failed]))
+        is_prompt = batch.num_computed_tokens[computed] <= batch.num_prompt_tokens[computed]
+        if np.count_nonzero(is_prompt):
+            prompt_rows = plan.rows[is_prompt]
+            if len(result.failed):  # what a failed sequence computed is not to be trusted
+                prompt_rows = np.setdiff1d(prompt_rows, sampled_rows[result.failed])
+            self._prefixes.publish_prompts(prompt_rows)
         seq_ids = batch.seq_ids[rows].copy()
         self._live.release_forks_of(seq_ids)
         delta = self._delta(flight, seq_ids, reasons, result)

@@ -33,9 +33,7 @@ def chain(name: str, length: int) -> list[bytes]:
 
 def publish(pool: BlockPool, own: np.ndarray, digests: list[bytes], parent: int = NULL_BLOCK) -> np.ndarray:
     """Publish a row's blocks. Returns those that the row holds now."""
-    published = Chain(parent, own.tolist(), digests, [], b"")
-    pool.publish([published])
-    return blocks(*published.blocks)
+    return pool.publish(Chain(parent, own, digests, b""))
 
 
 def published(pool: BlockPool, name: str) -> np.ndarray:
