@@ -140,9 +140,8 @@ class _Feed:
         sampling = SamplingParams(max_tokens, temperature=0.8, top_p=0.95, ignore_eos=True)
         tenant, prompt = f"tenant-{self._num_made % 8}", self.tokens(num_prompt)
         root = tenant_root("", tenant)
-        digests: list[bytes] = []
-        extend_digests(digests, root, prompt, _BLOCK_SIZE)  # the front side's work, so not timed
-        return Request(self._num_made, prompt, sampling, tenant=tenant, cache_root=root, block_digests=tuple(digests))
+        digests = extend_digests(b"", root, prompt, _BLOCK_SIZE)  # the front side's work, so not timed
+        return Request(self._num_made, prompt, sampling, tenant=tenant, cache_root=root, block_digests=digests)
 
     def residual(self) -> Request:
         """A request somewhere in the middle of its output, as those that run in steady state are."""

@@ -87,18 +87,6 @@ class BatchState:
         blocks: Int32Array = table[np.arange(width) < counts[:, None]]
         return blocks
 
-    def blocks_between(self, rows: Int32Array, starts: Int32Array, ends: Int32Array) -> tuple[Int32Array, Int32Array]:
-        """Of each of `rows` the blocks number start to end - 1, and the blocks before them in the row's table.
-
-        Two int32[num_blocks], one row's after the other's; before a row's first block comes the null block.
-        """
-        width = int(ends.max(initial=0))
-        table = np.full((len(rows), width + 1), NULL_BLOCK, np.int32)
-        table[:, 1:] = self.block_table[rows, :width]
-        columns = np.arange(width)
-        is_between = (columns >= starts[:, None]) & (columns < ends[:, None])
-        return table[:, 1:][is_between], table[:, :-1][is_between]
-
     def add_row(self, request: Request, token_ids: Int32Array, rank: int = 0, tenant_slot: int = 0) -> int:
         """Append a row that has computed nothing and holds no block. Returns its number.
 

@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from hashlib import blake2b
 
+import numpy as np
+
 from service.core.types import Int32Array
 
 DIGEST_BYTES = 16
 TOKEN_BYTES = 4
+_LITTLE_ENDIAN = np.dtype("<i4")
 
 
 def tenant_root(model_hash: str, tenant: str) -> bytes:
@@ -19,21 +22,30 @@ def scope_root(model_hash: str, scope: str) -> bytes:
     return _root("scope", model_hash, scope)
 
 
-def extend_digests(digests: list[bytes], root: bytes, token_ids: Int32Array, block_size: int) -> None:
-    """Append to `digests`, which are those of the first blocks, the digests of all other full blocks of `token_ids`.
+def extend_digests(digests: bytes, root: bytes, token_ids: Int32Array, block_size: int) -> bytes:
+    """`digests`, which are those of the first blocks, and the digests of all other full blocks of `token_ids`.
 
-    A block's digest is BLAKE2b of its parent's digest (for the first block `root`) and its tokens as little-endian
-    int32, so that it names the whole prefix up to the block's end, under one model and one tenant or scope.
+    One follows the other, DIGEST_BYTES each. A block's digest is BLAKE2b of its parent's digest (for the first block
+    `root`) and its tokens as little-endian int32, so that it names the whole prefix up to the block's end, under one
+    model and one tenant or scope.
     """
-    start, end = len(digests) * block_size, len(token_ids) // block_size * block_size
-    if start < end:
-        parent = digests[-1] if digests else root
-        digests += chained_digests(parent, token_bytes(token_ids[start:end]), block_size * TOKEN_BYTES)
+    start, end = len(digests) // DIGEST_BYTES * block_size, len(token_ids) // block_size * block_size
+    if start >= end:
+        return digests
+    parent = digests[-DIGEST_BYTES:] or root
+    data = token_bytes(token_ids[start:end])
+    return digests + b"".join(chained_digests(parent, data, block_size * TOKEN_BYTES))
+
+
+def split_digests(digests: bytes) -> Iterator[bytes]:
+    """One after the other."""
+    for offset in range(0, len(digests), DIGEST_BYTES):
+        yield digests[offset : offset + DIGEST_BYTES]
 
 
 def token_bytes(token_ids: Int32Array) -> bytes:
     """What of tokens is hashed."""
-    return token_ids.astype("<i4", copy=False).tobytes()
+    return token_ids.astype(_LITTLE_ENDIAN, copy=False).tobytes()
 
 
 def chained_digests(parent: bytes, data: bytes, block_bytes: int) -> Iterator[bytes]:

@@ -128,18 +128,18 @@ class BlockPool:
         self._stack[self.num_blank : self.num_blank + len(spoilt)] = spoilt
         self.num_blank += len(spoilt)
 
-    def publish(self, chain: Chain) -> Int32Array:
-        """Cache a chain of blocks that a row holds, with the parents of them.
+    def publish(self, chains: list[Chain]) -> bool:
+        """Cache chains of blocks that rows hold, with the parents of them.
 
-        A block whose digest is cached already is given up for the one that is. Returns the blocks that hold the chain
-        now, and that the row is to hold: int32[number of blocks].
+        A block whose digest is cached already is given up for the one that is, in the chain and by the row. Returns
+        True when there was any.
         """
-        held = self.cache.extend(chain)
-        is_replaced = held != chain.blocks
-        if np.count_nonzero(is_replaced):
-            self.hold(held[is_replaced])
-            self.release(chain.blocks[is_replaced])
-        return held
+        replaced = self.cache.add(chains)
+        if replaced:
+            own, cached = np.array(replaced, np.int32).T
+            self.hold(cached)
+            self.release(own)
+        return bool(replaced)
 
     def _unheld_after(self, blocks: Int32Array) -> Int32Array:
         """Count down the references to `blocks`. Returns those without one, each where it comes first."""

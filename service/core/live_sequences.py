@@ -60,7 +60,7 @@ class LiveSequences:
             *self._policy.enter(request),
             request.prompt_token_ids,
             root=request.cache_root or tenant_root("", request.tenant),
-            block_digests=list(request.block_digests),
+            block_digests=request.block_digests,
         )
         self.by_id[request.seq_id] = sequence
         (self.forks if self._awaits_output(request.fork_of) else self.queue).push(sequence)
@@ -80,7 +80,7 @@ class LiveSequences:
     def end_running(self, seq_id: int) -> None:
         """End one running sequence while no plan is in flight."""
         keep = self._batch.seq_ids[: self._batch.num_rows] != seq_id
-        self.prefixes.publish_all(np.flatnonzero(~keep).astype(np.int32))
+        self.prefixes.publish(np.flatnonzero(~keep).astype(np.int32))
         self._end_rows(keep)
         self._batch.arrange(keep)
 
@@ -101,7 +101,7 @@ class LiveSequences:
         keep[finished_rows] = False
         if cancelled:
             is_cancelled = np.isin(batch.seq_ids[: batch.num_rows], list(cancelled))
-            self.prefixes.publish_all(np.flatnonzero(keep & is_cancelled).astype(np.int32))
+            self.prefixes.publish(np.flatnonzero(keep & is_cancelled).astype(np.int32))
             keep &= ~is_cancelled
         self._end_rows(keep)
         for row, num_computed_tokens in preempted:

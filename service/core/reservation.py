@@ -107,7 +107,7 @@ class Reservation:
         batch, rows = self._batch, np.array([row], np.int32)
         blocks = batch.blocks_of(rows)
         counts = int(batch.num_computed_tokens[row]), int(batch.num_published_blocks[row])
-        self._prefixes.publish_all(rows)
+        self._prefixes.publish(rows)
         self._pool.release(batch.blocks_of(rows))
         batch.block_table[row] = NULL_BLOCK
         batch.num_blocks[row] = 0

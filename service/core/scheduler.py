@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from service.core.admission import check_deadline, check_room, check_size
-from service.core.batch_state import BatchState
+from service.core.batch_state import BatchState, Rows
 from service.core.batching import BatchPlanner, landed_part, leaving_rows
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget, TokenRate
@@ -175,19 +175,12 @@ class Scheduler:
         reasons = finish_reasons(batch, rows, result.token_ids, self.config.max_kv_tokens)
         if len(result.failed):
             reasons[result.failed] = _ERROR
-        is_prompt = batch.num_computed_tokens[computed] <= batch.num_prompt_tokens[computed]
-        if np.count_nonzero(is_prompt):
-            prompt_rows = plan.rows[is_prompt]
-            if len(result.failed):  # what a failed sequence computed is not to be trusted
-                prompt_rows = np.setdiff1d(prompt_rows, sampled_rows[result.failed])
-            self._prefixes.publish_prompts(prompt_rows)
         seq_ids = batch.seq_ids[rows].copy()
         self._live.release_forks_of(seq_ids)
         delta = self._delta(flight, seq_ids, reasons, result)
-        finished_rows = _NO_ROWS
-        if np.count_nonzero(reasons):
-            self._prefixes.publish_all(sampled_rows[(reasons != _NONE) & (reasons != _ERROR)])
-            finished_rows = sampled_rows[reasons != _NONE]
+        finished_rows = sampled_rows[reasons != _NONE] if np.count_nonzero(reasons) else _NO_ROWS
+        failed_rows = sampled_rows[result.failed] if len(result.failed) else _NO_ROWS
+        self._publish(plan, computed, finished_rows, failed_rows)
         if not self._is_continuous:
             finished_rows = leaving_rows(finished_rows, batch)
         self._settle(flight, finished_rows)
@@ -228,6 +221,21 @@ class Scheduler:
         assert flight is not None and flight.plan is plan, "only the plan in flight can be committed or aborted"
         self._flight = None
         return flight
+
+    def _publish(self, plan: StepPlan, computed: Rows, finished_rows: Int32Array, failed_rows: Int32Array) -> None:
+        """Cache what the step has computed of prompts, and what its finished rows hold.
+
+        `computed` are the plan's rows. What a failed sequence computed is not to be trusted.
+        """
+        batch = self._batch
+        is_ready = batch.num_computed_tokens[computed] <= batch.num_prompt_tokens[computed]
+        rows = plan.rows[is_ready] if np.count_nonzero(is_ready) else _NO_ROWS
+        if len(finished_rows):
+            is_decoded = batch.num_computed_tokens[finished_rows] > batch.num_prompt_tokens[finished_rows]
+            rows = np.concatenate([rows, finished_rows[is_decoded]])
+        if len(failed_rows):
+            rows = np.setdiff1d(rows, failed_rows)
+        self._prefixes.publish(rows)
 
     def _delta(self, flight: _Flight, seq_ids: Int64Array, reasons: Int8Array, result: StepResult) -> StepDelta:
         """The StepDelta of the sequences that sampled, without the cancelled ones."""

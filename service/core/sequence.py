@@ -1,7 +1,7 @@
 """One request on its way through the scheduler."""
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from service.core.types import Int32Array, Request
 
@@ -31,7 +31,7 @@ class Sequence:
     num_skips: int = 0  # admissions that passed it since it came to the queue
     num_computed_tokens: int = 0  # when it was last preempted
     root: bytes = b""  # what its chain of digests starts from
-    block_digests: list[bytes] = field(default_factory=list)  # of its first full blocks; more are added when needed
+    block_digests: bytes = b""  # of its first full blocks; more are added when needed
 
     @property
     def seq_id(self) -> int:

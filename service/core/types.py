@@ -62,7 +62,7 @@ class Request:
     priority: int = 0  # higher goes first, where the policy looks at it
     # What the digests of its blocks start from: requests with the same root share cached blocks. Empty: the tenant's.
     cache_root: bytes = b""
-    block_digests: tuple[bytes, ...] = ()  # of the prompt's full blocks; what is missing is computed when needed
+    block_digests: bytes = b""  # of the prompt's full blocks, one after the other; the missing ones are added in time
     deadline_ns: int | None = None  # when the whole answer is of no use any more, by the clock of `arrival_ns`
     fork_of: int | None = None  # the sequence with the same prompt, submitted before, whose blocks it shares
 

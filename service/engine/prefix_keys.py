@@ -20,13 +20,10 @@ class PrefixKeys:
     shared_scope: str = ""
     is_on: bool = True
 
-    def of(self, token_ids: Int32Array, tenant: str, block_size: int) -> tuple[bytes, tuple[bytes, ...]]:
+    def of(self, token_ids: Int32Array, tenant: str, block_size: int) -> tuple[bytes, bytes]:
         """`Request.cache_root` and `Request.block_digests` of a prompt."""
         if self.shared_scope:
             root = scope_root(self.model_hash, self.shared_scope)
         else:
             root = tenant_root(self.model_hash, tenant)
-        digests: list[bytes] = []
-        if self.is_on:
-            extend_digests(digests, root, token_ids, block_size)
-        return root, tuple(digests)
+        return root, extend_digests(b"", root, token_ids, block_size) if self.is_on else b""

@@ -49,7 +49,7 @@ class Replica:
         config = self.scheduler.config
         prompt = self._tokens[: min(request.prompt_tokens, config.max_model_len - 1)]
         sampling = SamplingParams(request.output_tokens, ignore_eos=True)
-        root, digests = b"", tuple[bytes, ...]()
+        root = digests = b""
         if config.prefix_cache:
             root, digests = _digest(seq_id, 0), _block_names(seq_id, request, len(prompt), config.block_size)
         try:
@@ -123,12 +123,12 @@ class Replica:
         collector.waiting.add(start_ns, end_ns, counters.num_waiting + counters.num_preempted)
 
 
-def _block_names(seq_id: int, request: SimRequest, prompt_tokens: int, block_size: int) -> tuple[bytes, ...]:
+def _block_names(seq_id: int, request: SimRequest, prompt_tokens: int, block_size: int) -> bytes:
     """Digests of the prompt's full blocks: equal in requests of one prefix as far as it reaches, else nobody else's."""
     num_blocks = prompt_tokens // block_size
     num_shared = min(request.prefix_tokens // block_size, num_blocks)
     shared = [_digest(-1 - request.prefix, number) for number in range(num_shared)]
-    return tuple(shared + [_digest(seq_id, 1 + number) for number in range(num_shared, num_blocks)])
+    return b"".join(shared + [_digest(seq_id, 1 + number) for number in range(num_shared, num_blocks)])
 
 
 def _digest(name: int, number: int) -> bytes:

@@ -26,19 +26,25 @@ def state(pool: BlockPool) -> tuple[object, ...]:
     )
 
 
-def chain(name: str, length: int) -> list[bytes]:
-    """Digests of a chain of blocks; chains with the same first letters share their first digests."""
-    return [name[: index + 1].encode() for index in range(length)]
+def digest(name: str) -> bytes:
+    return name.encode().ljust(16, b"-")
 
 
-def publish(pool: BlockPool, own: np.ndarray, digests: list[bytes], parent: int = NULL_BLOCK) -> np.ndarray:
+def chain(name: str, start: int = 0) -> bytes:
+    """Digests of a chain of blocks, one for each letter; chains with the same first letters share their first ones."""
+    return b"".join(digest(name[: index + 1]) for index in range(start, len(name)))
+
+
+def publish(pool: BlockPool, own: np.ndarray, digests: bytes, parent: int = NULL_BLOCK) -> np.ndarray:
     """Publish a row's blocks. Returns those that the row holds now."""
-    return pool.publish(Chain(parent, own, digests, b""))
+    published = Chain(parent, own.copy(), digests, b"", b"")
+    pool.publish([published])
+    return published.blocks
 
 
 def published(pool: BlockPool, name: str) -> np.ndarray:
     """Take and publish a chain of blocks, one for each letter."""
-    return publish(pool, pool.take(len(name)), chain(name, len(name)))
+    return publish(pool, pool.take(len(name)), chain(name))
 
 
 def test_fresh_pool_hands_out_every_block_but_the_null_block():
@@ -114,9 +120,9 @@ def test_cached_blocks_stay_when_nobody_holds_them_and_go_last():
     held = published(pool, "abc")
     pool.release(held)
     assert (pool.num_blank, pool.num_evictable, pool.num_free) == (2, 3, 5)
-    assert pool.cache.match(chain("abcd", 4)).tolist() == held.tolist()
+    assert pool.cache.match(chain("abcd")).tolist() == held.tolist()
     assert pool.take(2).tolist() == [4, 5]
-    assert pool.cache.match(chain("abc", 3)).tolist() == held.tolist()
+    assert pool.cache.match(chain("abc")).tolist() == held.tolist()
 
 
 def test_the_last_block_of_the_least_recently_used_chain_is_evicted_first():
@@ -128,7 +134,7 @@ def test_the_last_block_of_the_least_recently_used_chain_is_evicted_first():
     pool.release(old[:1])
     assert pool.evictable_blocks().tolist() == [3, 2, 6, 5, 4, 1]
     assert pool.take(4).tolist() == [7, 3, 2, 6]
-    assert (len(pool.cache.match(chain("abc", 3))), len(pool.cache.match(chain("xyz", 3)))) == (1, 2)
+    assert (len(pool.cache.match(chain("abc"))), len(pool.cache.match(chain("xyz")))) == (1, 2)
 
 
 def test_of_chains_released_together_a_shared_parent_goes_after_all_its_children():
@@ -137,7 +143,7 @@ def test_of_chains_released_together_a_shared_parent_goes_after_all_its_children
     other = pool.take(2)
     pool.hold(first[:1])
     pool.release(other[:1])
-    second = np.concatenate([first[:1], publish(pool, other[1:], [b"ax"], int(first[0]))])
+    second = np.concatenate([first[:1], publish(pool, other[1:], digest("ax"), int(first[0]))])
     pool.release(np.concatenate([first, second]))
     assert pool.evictable_blocks().tolist() == [4, 2, 1]
 
@@ -146,11 +152,13 @@ def test_a_block_that_another_has_published_already_is_given_up_for_that():
     pool = BlockPool(7)
     first = published(pool, "ab")
     pool.release(first)
-    second = publish(pool, pool.take(3), chain("abc", 3))
+    second = publish(pool, pool.take(3), chain("abc"))
     assert second.tolist() == [1, 2, 5]
     assert pool.ref_counts.tolist() == [0, 1, 1, 0, 0, 1, 0]
     assert (pool.num_evictable, sorted(pool.blank_blocks().tolist())) == (0, [3, 4, 6])
-    assert pool.cache.entries() == ((1, b"a", 0), (2, b"ab", 1), (5, b"abc", 2))
+    assert pool.cache.entries() == ((1, digest("a"), 0), (2, digest("ab"), 1), (5, b"", 2))
+    assert pool.cache.match(chain("abcd")).tolist() == [1, 2, 5]
+    assert pool.cache.entries() == ((1, digest("a"), 0), (2, digest("ab"), 1), (5, digest("abc"), 2))
 
 
 def test_a_held_block_is_never_evicted():
@@ -186,7 +194,7 @@ class Rows:
         pool = self.pool
         if number % 3 and letters <= pool.num_free:
             name = "".join("ab"[(number >> index) & 1] for index in range(letters))
-            hit = pool.cache.match(chain(name, letters - 1))
+            hit = pool.cache.match(chain(name[:-1]))
             pool.hold(hit)
             if letters - len(hit) > pool.num_free:
                 pool.release(hit)
@@ -194,7 +202,7 @@ class Rows:
             table = np.concatenate([hit, pool.take(letters - len(hit))])
             if number % 5:
                 parent = int(hit[-1]) if len(hit) else NULL_BLOCK
-                table[len(hit) :] = publish(pool, table[len(hit) :], chain(name, letters)[len(hit) :], parent)
+                table[len(hit) :] = publish(pool, table[len(hit) :], chain(name, len(hit)), parent)
             self.rows.append((name, table))
         elif self.rows:
             count = 1 + letters % 2

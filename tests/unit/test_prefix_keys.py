@@ -11,20 +11,17 @@ PROMPT = np.arange(1, 11, dtype=np.int32)
 
 
 def test_a_digest_is_blake2b_of_the_parents_digest_and_the_blocks_tokens():
-    digests: list[bytes] = []
-    extend_digests(digests, b"root", PROMPT, 4)
+    digests = extend_digests(b"", b"root", PROMPT, 4)
     first = blake2b(b"root" + np.array([1, 2, 3, 4], "<i4").tobytes(), digest_size=16).digest()
     second = blake2b(first + np.array([5, 6, 7, 8], "<i4").tobytes(), digest_size=16).digest()
-    assert digests == [first, second]  # the last two tokens fill no block
+    assert digests == first + second  # the last two tokens fill no block
 
 
 def test_digests_are_the_same_whether_they_are_made_at_once_or_bit_by_bit():
-    at_once: list[bytes] = []
-    extend_digests(at_once, b"root", PROMPT, 2)
-    by_bits: list[bytes] = []
+    by_bits = b""
     for end in (1, 2, 5, 5, 10):
-        extend_digests(by_bits, b"root", PROMPT[:end], 2)
-    assert by_bits == at_once
+        by_bits = extend_digests(by_bits, b"root", PROMPT[:end], 2)
+    assert by_bits == extend_digests(b"", b"root", PROMPT, 2)
 
 
 def test_tenants_models_and_scopes_never_share_a_root():
@@ -41,4 +38,4 @@ def test_keys_are_the_tenants_own_unless_the_operator_names_a_scope():
 
 
 def test_nothing_is_hashed_while_the_cache_is_off():
-    assert PrefixKeys("m", is_on=False).of(PROMPT, "a", 4) == (tenant_root("m", "a"), ())
+    assert PrefixKeys("m", is_on=False).of(PROMPT, "a", 4) == (tenant_root("m", "a"), b"")
