@@ -50,6 +50,7 @@ class BatchState:
         self.num_published_blocks: Int32Array = self._int32_columns[4]  # of them, in the prefix cache
         self.top_k: Int32Array = self._int32_columns[5]
         self.num_resumed_tokens: Int32Array = self._int32_columns[6]  # see `NEVER_RESUMED`
+        self.num_resumed_tokens[:] = NEVER_RESUMED
         self.tenant_slot: Int32Array = self._int32_columns[7]  # Sequence.tenant_slot
         self.min_num_tokens: Int32Array = self._int32_columns[8]  # known tokens a stop token may follow
         self.max_num_tokens: Int32Array = self._int32_columns[9]  # known tokens that end it with LENGTH
@@ -100,9 +101,6 @@ class BatchState:
         self.token_ids[row, : len(token_ids)] = token_ids
         self.num_prompt_tokens[row] = num_prompt_tokens
         self.num_tokens[row] = len(token_ids)
-        self.num_computed_tokens[row] = 0
-        self.num_blocks[row] = 0
-        self.num_published_blocks[row] = 0
         self.temperature[row] = sampling.temperature
         self.top_k[row] = sampling.top_k
         self.top_p[row] = sampling.top_p
@@ -110,8 +108,6 @@ class BatchState:
         self.seed[row] = _as_signed(sampling.seed)
         self.rank[row] = rank
         self.tenant_slot[row] = tenant_slot
-        self.num_resumed_tokens[row] = NEVER_RESUMED
-        self.has_ended[row] = False
         self.min_num_tokens[row] = min(num_prompt_tokens + sampling.min_tokens, self.max_model_len)
         self.max_num_tokens[row] = min(num_prompt_tokens + sampling.max_tokens, self.max_model_len)
         self.sampling[row] = sampling
@@ -178,8 +174,11 @@ class BatchState:
         """Leave rows start..end-1 without owner and blocks."""
         self.seq_ids[start:end] = -1
         self.block_table[start:end] = NULL_BLOCK
+        self.num_computed_tokens[start:end] = 0
         self.num_blocks[start:end] = 0
         self.num_published_blocks[start:end] = 0
+        self.num_resumed_tokens[start:end] = NEVER_RESUMED
+        self.has_ended[start:end] = False
         self.stop_token_ids[:, start:end] = NO_TOKEN
         self.sampling[start:end] = [None] * (end - start)
         self.eos_token_ids[start:end] = [()] * (end - start)

@@ -11,7 +11,7 @@ from service.core.forks import Forks
 from service.core.ordering import OrderingPolicy
 from service.core.prefixes import Prefixes
 from service.core.scheduler_config import SchedulerConfig
-from service.core.sequence import Sequence, SequenceStatus
+from service.core.sequence import Sequence
 from service.core.snapshot import SchedulerCounters
 from service.core.totals import Totals
 from service.core.types import BoolArray, Int32Array, Int64Array, Request
@@ -115,10 +115,7 @@ class LiveSequences:
         """Put the sequence of a preempted row back in the queue, with the output it has so far."""
         batch = self._batch
         sequence = self.by_id[int(batch.seq_ids[row])]
-        sequence.token_ids = batch.token_ids[row, : batch.num_tokens[row]].copy()
-        sequence.status = SequenceStatus.PREEMPTED
-        sequence.num_preemptions += 1
-        sequence.num_computed_tokens = num_computed_tokens
+        sequence.preempt(batch.token_ids[row, : batch.num_tokens[row]].copy(), num_computed_tokens)
         self.queue.push(sequence)
 
     def release_forks_of(self, seq_ids: Int64Array) -> None:

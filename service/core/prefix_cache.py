@@ -62,10 +62,11 @@ class PrefixCache:
         self._is_key: BoolArray = np.zeros(num_blocks, np.bool_)  # [num_blocks] false: without digest and tail
         self._log = log
 
-    def match(self, digests: bytes) -> Int32Array:
+    def match(self, digests: bytes, max_blocks: int) -> Int32Array:
         """The blocks of the longest cached prefix of a chain with these digests: int32[num_matched]."""
         blocks: list[int] = []
-        for digest in split_digests(digests):
+        for offset in range(0, max_blocks * DIGEST_BYTES, DIGEST_BYTES):
+            digest = digests[offset : offset + DIGEST_BYTES]
             block = self._blocks.get(digest)
             if block is None and blocks and self._tails[blocks[-1]] is not None:
                 self._name_tail(blocks[-1])

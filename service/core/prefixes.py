@@ -60,10 +60,10 @@ class Prefixes:
         num_blocks = -(-num_tokens // self._block_size)
         if not self._is_on:
             return PrefixHit(_NO_BLOCKS, 0, 0, num_blocks, 0)
-        digests = extend_digests(sequence.block_digests, sequence.root, sequence.token_ids, self._block_size)
-        sequence.block_digests = digests
-        max_hit_blocks = (num_tokens - 1) // self._block_size
-        blocks = self._pool.cache.match(digests[: max_hit_blocks * DIGEST_BYTES])
+        if len(sequence.block_digests) < num_tokens // self._block_size * DIGEST_BYTES:
+            digests = extend_digests(sequence.block_digests, sequence.root, sequence.token_ids, self._block_size)
+            sequence.block_digests = digests
+        blocks = self._pool.cache.match(sequence.block_digests, (num_tokens - 1) // self._block_size)
         if not len(blocks):
             return PrefixHit(_NO_BLOCKS, 0, 0, num_blocks, 0)
         num_held = int(np.count_nonzero(self._pool.ref_counts[blocks]))

@@ -86,20 +86,26 @@ class Reservation:
 
     def grow_each(self, rows: Int32Array) -> None:
         """Give every one of `rows` (all different) one more block. There must be as many."""
+        if not len(rows):
+            return
         columns = self._batch.num_blocks[rows]
         self._grow(rows, columns, self._pool.take(len(rows)))
         self._batch.num_blocks[rows] += 1
 
-    def grow_by(self, row_list: list[int], counts: list[int]) -> None:
-        """Give each row (all different) as many more blocks as `counts` says. There must be as many."""
+    def grow(self, single_rows: Int32Array, row_list: list[int], counts: list[int]) -> None:
+        """Give each of `single_rows` one more block, then each of the other rows as many as `counts` says.
+
+        All rows are different. There must be as many blocks.
+        """
+        num_single = len(single_rows)
         rows, num_new = np.array(row_list, np.int32), np.array(counts, np.int32)
-        total = int(num_new.sum())
-        if total == 0:
-            return
+        taken_rows = np.concatenate([single_rows, np.repeat(rows, num_new)])
+        columns = self._batch.num_blocks[taken_rows]
         # Entry i of a row that takes several goes behind the row's last block, i columns on.
-        starts = np.repeat(self._batch.num_blocks[rows] - np.cumsum(num_new) + num_new, num_new)
-        columns = (starts + np.arange(total)).astype(np.int32)
-        self._grow(np.repeat(rows, num_new), columns, self._pool.take(total))
+        numbers = np.arange(len(taken_rows) - num_single) - np.repeat(np.cumsum(num_new) - num_new, num_new)
+        columns[num_single:] += numbers.astype(np.int32)
+        self._grow(taken_rows, columns, self._pool.take(len(taken_rows)))
+        self._batch.num_blocks[single_rows] += 1
         self._batch.num_blocks[rows] += num_new
 
     def preempt(self, row: int) -> None:

@@ -7,9 +7,10 @@ import numpy as np
 
 from service.core.admission import check_deadline, check_room, check_size
 from service.core.batch_state import BatchState, Rows
-from service.core.batching import BatchPlanner, landed_part, leaving_rows
+from service.core.batching import Batching
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget, TokenRate
+from service.core.continuous_batching import ContinuousBatching
 from service.core.deadlines import Deadlines
 from service.core.live_sequences import LiveSequences
 from service.core.ordering import create_policy
@@ -19,6 +20,7 @@ from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import SequenceStatus
 from service.core.snapshot import SchedulerCounters, SchedulerSnapshot, take_snapshot
+from service.core.static_batching import StaticBatching
 from service.core.step_time import StepLoad, StepTimeModel, load_of
 from service.core.stop import finish_reasons
 from service.core.types import FinishReason, Int8Array, Int32Array, Int64Array, Request, StepDelta, StepResult
@@ -56,9 +58,9 @@ class Scheduler:
         self._queue, self._prefixes = self._live.queue, self._live.prefixes
         self._step_time = StepTimeModel()
         budget = ChunkBudget(config, self._step_time)
-        state, parts = (self._batch, self._pool, self._queue), (self._policy, self._prefixes)
-        self._is_continuous = config.batching == "continuous"
-        self._planner = (Planner if self._is_continuous else BatchPlanner)(config, state, parts, budget)
+        self._batching = self._create_batching()
+        state = (self._batch, self._pool, self._queue)
+        self._planner = Planner(config, state, self._policy, budget, self._batching)
         self._flight: _Flight | None = None
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
         self._num_steps = 0
@@ -132,7 +134,7 @@ class Scheduler:
     @property
     def not_before_ns(self) -> int:
         """With work to do, `plan` yields None until this time: a batch is being gathered. 0 in continuous batching."""
-        return self._planner.not_before_ns() if self.has_work else 0
+        return self._batching.not_before_ns() if self.has_work else 0
 
     def plan(self, now_ns: int) -> StepPlan | None:
         """Choose the next step and reserve its rows and blocks. None when there is nothing to run, or not yet.
@@ -160,8 +162,7 @@ class Scheduler:
         flight = self._landed(plan)
         flight.reservation.accept()
         batch = self._batch
-        if not self._is_continuous:
-            plan, result = landed_part(plan, result, batch)
+        plan, result = self._batching.landed_part(plan, result)
         computed = batch.as_slice(plan.rows)
         load = load_of(plan, batch, computed)
         batch.num_computed_tokens[computed] += plan.num_scheduled
@@ -181,9 +182,7 @@ class Scheduler:
         finished_rows = sampled_rows[reasons != _NONE] if np.count_nonzero(reasons) else _NO_ROWS
         failed_rows = sampled_rows[result.failed] if len(result.failed) else _NO_ROWS
         self._publish(plan, computed, finished_rows, failed_rows)
-        if not self._is_continuous:
-            finished_rows = leaving_rows(finished_rows, batch)
-        self._settle(flight, finished_rows)
+        self._settle(flight, self._batching.leaving_rows(finished_rows))
         self._num_steps += 1
         self._last_step = (load, flight.started_ns) if self.has_work else None
         return delta
@@ -214,6 +213,11 @@ class Scheduler:
             plan=self._flight.plan if self._flight is not None else None,
             cancelled_in_flight=tuple(self._cancelled_in_flight),
         )
+
+    def _create_batching(self) -> Batching:
+        if self.config.batching == "continuous":
+            return ContinuousBatching(self.config, self._batch, self._queue, self._prefixes)
+        return StaticBatching(self.config, self._batch, self._queue)
 
     def _landed(self, plan: StepPlan) -> _Flight:
         """The flight of `plan`, which is over now."""

@@ -1,7 +1,7 @@
 """One request on its way through the scheduler."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.core.types import Int32Array, Request
 
@@ -33,12 +33,18 @@ class Sequence:
     root: bytes = b""  # what its chain of digests starts from
     block_digests: bytes = b""  # of its first full blocks; more are added when needed
 
-    @property
-    def seq_id(self) -> int:
-        """The request's id."""
-        return self.request.seq_id
+    seq_id: int = field(init=False)  # the request's
+    num_tokens: int = field(init=False)  # to compute when it is admitted from the queue
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens to compute when it is admitted from the queue."""
-        return len(self.token_ids)
+    def __post_init__(self) -> None:
+        """Note what is asked for often."""
+        self.seq_id = self.request.seq_id
+        self.num_tokens = len(self.token_ids)
+
+    def preempt(self, token_ids: Int32Array, num_computed_tokens: int) -> None:
+        """Its blocks are taken away, and it will wait with the tokens that it has now."""
+        self.token_ids = token_ids
+        self.num_tokens = len(token_ids)
+        self.status = SequenceStatus.PREEMPTED
+        self.num_preemptions += 1
+        self.num_computed_tokens = num_computed_tokens

@@ -120,9 +120,9 @@ def test_cached_blocks_stay_when_nobody_holds_them_and_go_last():
     held = published(pool, "abc")
     pool.release(held)
     assert (pool.num_blank, pool.num_evictable, pool.num_free) == (2, 3, 5)
-    assert pool.cache.match(chain("abcd")).tolist() == held.tolist()
+    assert pool.cache.match(chain("abcd"), 4).tolist() == held.tolist()
     assert pool.take(2).tolist() == [4, 5]
-    assert pool.cache.match(chain("abc")).tolist() == held.tolist()
+    assert pool.cache.match(chain("abc"), 3).tolist() == held.tolist()
 
 
 def test_the_last_block_of_the_least_recently_used_chain_is_evicted_first():
@@ -134,7 +134,7 @@ def test_the_last_block_of_the_least_recently_used_chain_is_evicted_first():
     pool.release(old[:1])
     assert pool.evictable_blocks().tolist() == [3, 2, 6, 5, 4, 1]
     assert pool.take(4).tolist() == [7, 3, 2, 6]
-    assert (len(pool.cache.match(chain("abc"))), len(pool.cache.match(chain("xyz")))) == (1, 2)
+    assert (len(pool.cache.match(chain("abc"), 3)), len(pool.cache.match(chain("xyz"), 3))) == (1, 2)
 
 
 def test_of_chains_released_together_a_shared_parent_goes_after_all_its_children():
@@ -157,7 +157,7 @@ def test_a_block_that_another_has_published_already_is_given_up_for_that():
     assert pool.ref_counts.tolist() == [0, 1, 1, 0, 0, 1, 0]
     assert (pool.num_evictable, sorted(pool.blank_blocks().tolist())) == (0, [3, 4, 6])
     assert pool.cache.entries() == ((1, digest("a"), 0), (2, digest("ab"), 1), (5, b"", 2))
-    assert pool.cache.match(chain("abcd")).tolist() == [1, 2, 5]
+    assert pool.cache.match(chain("abcd"), 4).tolist() == [1, 2, 5]
     assert pool.cache.entries() == ((1, digest("a"), 0), (2, digest("ab"), 1), (5, digest("abc"), 2))
 
 
@@ -194,7 +194,7 @@ class Rows:
         pool = self.pool
         if number % 3 and letters <= pool.num_free:
             name = "".join("ab"[(number >> index) & 1] for index in range(letters))
-            hit = pool.cache.match(chain(name[:-1]))
+            hit = pool.cache.match(chain(name), letters - 1)
             pool.hold(hit)
             if letters - len(hit) > pool.num_free:
                 pool.release(hit)

@@ -5,6 +5,7 @@ import numpy as np
 from service.core.batch_state import BatchState
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget
+from service.core.continuous_batching import ContinuousBatching
 from service.core.ordering import FirstComeFirstServed
 from service.core.planner import Planner
 from service.core.prefixes import Prefixes
@@ -20,7 +21,8 @@ def test_prompts_in_progress_share_tokens_and_blocks_lowest_rank_first():
     policy = FirstComeFirstServed()
     batch, pool, queue = BatchState(4, 32, 4), BlockPool(6), WaitingQueue(policy)
     prefixes = Prefixes(config, batch, pool, {})
-    planner = Planner(config, (batch, pool, queue), (policy, prefixes), ChunkBudget(config, StepTimeModel()))
+    batching = ContinuousBatching(config, batch, queue, prefixes)
+    planner = Planner(config, (batch, pool, queue), policy, ChunkBudget(config, StepTimeModel()), batching)
     for seq_id, rank in [(1, 2), (2, 0), (3, 1)]:
         tokens = np.arange(10, dtype=np.int32)
         batch.add_row(Request(seq_id, tokens, SamplingParams(5)), tokens, rank)

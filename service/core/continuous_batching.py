@@ -1,0 +1,82 @@
+"""Continuous batching: sequences are admitted in every step, and leave when they end."""
+
+from service.core.batch_state import BatchState
+from service.core.chunks import Chunks
+from service.core.plan import StepPlan
+from service.core.preemption import settling_blocks
+from service.core.prefixes import Prefixes, PrefixHit
+from service.core.reservation import Reservation
+from service.core.scheduler_config import SchedulerConfig
+from service.core.sequence import Sequence, SequenceStatus
+from service.core.types import Int32Array, StepResult
+from service.core.waiting_queue import WaitingQueue
+
+
+class ContinuousBatching:
+    """The queue's head is admitted while rows, tokens and blocks allow, with the longest prefix that is cached.
+
+    All its other blocks must be there, beside those that admitted prompts have yet to take and beside the watermark.
+    With nothing running the watermark does not count. A head whose blocks or tokens are not there may be passed by a
+    few that come behind it, a bounded number of times. A preempted one comes back when there are blocks to grow.
+    """
+
+    def __init__(self, config: SchedulerConfig, batch: BatchState, queue: WaitingQueue, prefixes: Prefixes) -> None:
+        self._config = config
+        self._batch = batch
+        self._queue = queue
+        self._prefixes = prefixes
+
+    def not_before_ns(self) -> int:
+        """At once."""
+        return 0
+
+    def landed_part(self, plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
+        """All of it."""
+        return plan, result
+
+    def leaving_rows(self, finished_rows: Int32Array) -> Int32Array:
+        """Just these."""
+        return finished_rows
+
+    def admit(self, step_id: int, reservation: Reservation, chunks: Chunks, num_spare_blocks: int) -> None:
+        """Admit sequences while tokens, rows and `num_spare_blocks` suffice, and let them share."""
+        batch, block_size = self._batch, self._config.block_size
+        # With nothing left for a prompt of one chunk there is nothing for any.
+        while batch.num_rows < batch.max_num_seqs and chunks.has_tokens_at(step_id + 1):
+            # With nothing running the head fits, whatever the watermark says.
+            max_blocks = num_spare_blocks if batch.num_rows else self._config.num_blocks
+            admission = self._next_admission(step_id, chunks, max_blocks)
+            if admission is None:
+                return
+            sequence, hit, turn, passed = admission
+            num_spare_blocks -= hit.num_needed_blocks
+            chunks.revive(hit.num_revived_blocks)
+            row = reservation.admit(sequence, hit, passed)
+            # What is copied takes slots of the first new block.
+            num_slots = len(hit.blocks) * block_size - hit.num_tokens
+            batch.admitted_step[row] = step_id
+            chunks.join(row, turn, sequence.num_tokens - hit.num_tokens, num_slots, is_new=True)
+
+    def _next_admission(
+        self, step_id: int, chunks: Chunks, max_blocks: int
+    ) -> tuple[Sequence, PrefixHit, int, list[Sequence]] | None:
+        """The first sequence that blocks and tokens suffice for, its prefix and turn, and those it passes.
+
+        None when a sequence that may not be passed comes before, or none within the window fits.
+        """
+        ordering = self._config.ordering
+        passed: list[Sequence] = []
+        for count in (1, 1 + ordering.skip_window):  # the head mostly fits, and it is quicker to find alone
+            for sequence in self._queue.first(count)[len(passed) :]:
+                hit = self._prefixes.find(sequence)
+                turn = chunks.turn(step_id, sequence.num_tokens - hit.num_tokens)
+                num_blocks = hit.num_needed_blocks
+                if sequence.status is SequenceStatus.PREEMPTED and self._batch.num_rows:
+                    num_blocks += settling_blocks(self._batch, self._config.block_size)
+                if num_blocks <= max_blocks and chunks.has_tokens_at(turn):
+                    return sequence, hit, turn, passed
+                # A preempted one is in the middle of its answer: whoever passes it takes the blocks it waits for.
+                if sequence.num_skips >= ordering.max_skips or sequence.status is SequenceStatus.PREEMPTED:
+                    return None
+                passed.append(sequence)
+        return None

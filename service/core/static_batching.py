@@ -1,0 +1,88 @@
+"""The generations before continuous batching, to compare it with: a batch starts and ends together.
+
+`static`: when a batch has ended, the next one is formed of what waits then. `dynamic`: the same, but a batch that is
+not full waits until its first request has waited for a time window. They run through the same executor and pay what
+they always paid: who comes while a batch runs waits for its end; a row that has finished computes on until the last one
+has, and what it samples is thrown away; memory is set aside for the longest answer that each request may get. They use
+no cached prefixes, and never preempt.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from service.core.batch_state import BatchState
+from service.core.chunks import Chunks
+from service.core.plan import StepPlan
+from service.core.prefixes import PrefixHit
+from service.core.reservation import Reservation
+from service.core.scheduler_config import SchedulerConfig
+from service.core.types import Int32Array, StepResult
+from service.core.waiting_queue import WaitingQueue
+
+_NO_ROWS: Final[Int32Array] = np.empty(0, np.int32)
+
+
+class StaticBatching:
+    """Admits into an empty batch only, as many as rows and memory hold when all of them get their longest answer."""
+
+    def __init__(self, config: SchedulerConfig, batch: BatchState, queue: WaitingQueue) -> None:
+        self._config = config
+        self._batch = batch
+        self._queue = queue
+
+    def not_before_ns(self) -> int:
+        """At once while a batch runs, or is full."""
+        window_ns = self._config.batch_window_ns
+        if not window_ns or self._batch.num_rows or len(self._queue) >= self._config.max_num_seqs:
+            return 0
+        (head,) = self._queue.first(1)
+        return head.request.arrival_ns + window_ns
+
+    def admit(self, step_id: int, reservation: Reservation, chunks: Chunks, num_spare_blocks: int) -> None:  # noqa: ARG002
+        """Form a batch, if there is none."""
+        batch, config = self._batch, self._config
+        if batch.num_rows:
+            return
+        num_blocks_left = config.num_blocks - 1
+        while batch.num_rows < batch.max_num_seqs and len(self._queue):
+            (sequence,) = self._queue.first(1)
+            sampling, num_tokens = sequence.request.sampling, sequence.num_tokens
+            longest = min(num_tokens + sampling.max_tokens, config.max_model_len)
+            num_blocks_left -= -(-longest // config.block_size)
+            if batch.num_rows and num_blocks_left < 0:
+                return
+            hit = PrefixHit(_NO_ROWS, 0, 0, -(-num_tokens // config.block_size), 0)
+            row = reservation.admit(sequence, hit, [])
+            batch.admitted_step[row] = step_id
+            chunks.join(row, step_id, num_tokens, 0, is_new=False)
+
+    def landed_part(self, plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
+        """`plan` and `result` without the rows that had ended before: nothing about those changes any more."""
+        is_live = ~self._batch.has_ended[plan.rows]
+        if is_live.all():
+            return plan, result
+        kept = np.flatnonzero(is_live[plan.samples])
+        places = {old: new for new, old in enumerate(kept.tolist())}
+        counts = plan.num_scheduled[is_live]
+        live = replace(
+            plan,
+            rows=plan.rows[is_live],
+            num_scheduled=counts,
+            samples=plan.samples[is_live],
+            num_decode_rows=int(np.count_nonzero(is_live[: plan.num_decode_rows])),
+            num_tokens=int(counts.sum()),
+        )
+        return live, StepResult(
+            token_ids=result.token_ids[kept],
+            logprobs={places[old]: entry for old, entry in result.logprobs.items() if old in places},
+            failed=np.array([places[old] for old in result.failed.tolist() if old in places], np.int64),
+        )
+
+    def leaving_rows(self, finished_rows: Int32Array) -> Int32Array:
+        """All of them once the last one has ended, else none."""
+        batch = self._batch
+        batch.has_ended[finished_rows] = True
+        has_ended = batch.has_ended[: batch.num_rows]
+        return np.arange(batch.num_rows, dtype=np.int32) if has_ended.all() else _NO_ROWS
