@@ -4,13 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+Capture = Literal["eager", "lazy", "off"]
+
 
 @dataclass(frozen=True, slots=True)
 class ExecutorConfig:
     """The executor's part of the configuration."""
 
     model_dir: Path  # a folder that `chairlift export` wrote
-    device: Literal["cpu"] = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     kv_memory: str = "0.5"  # bytes ("512MiB"), or a share of the memory free after loading the weights ("0.5")
     kv_dtype: str = "auto"  # auto, float32, float16, int8
     block_size: int = 16  # token positions per block, a power of two
@@ -19,4 +21,7 @@ class ExecutorConfig:
     max_model_len: int | None = None  # tokens of one sequence; None: the model's context length
     num_threads: int | None = None  # None: as many processors as affinity and control groups allow
     spin: Literal["off", "step"] = "step"  # "step": worker threads spin briefly while a step runs, and only then
+    capture: Capture = "eager"  # CUDA graphs of decode steps: at the start, each when it is first needed, or never
+    capture_buckets: tuple[int, ...] | None = None  # numbers of rows to capture; None: a few up to max_num_seqs
+    deterministic: Literal["off", "on"] = "off"  # cuda: cut attention by each sequence's own length alone
     profile_path: Path | None = None  # prefix of a file that gets the time of every graph node; slows every step

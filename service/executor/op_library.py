@@ -16,13 +16,13 @@ class OpLibrary:
         """Find and load it. Raises ConfigError when it is not built or cannot be loaded."""
         try:
             self.path: Path = library_path()
-            self._functions = ctypes.CDLL(str(self.path))
+            self.functions = ctypes.CDLL(str(self.path))
         except OSError as error:
             raise ConfigError(f"the op library cannot be loaded: {error}") from error
 
     def attention_workspace_floats(self, model: ModelInfo, limits: ExecutorLimits) -> int:
         """float32 elements worth giving PagedAttention as its workspace input."""
-        function = self._functions.chairlift_attention_workspace_floats
+        function = self.functions.chairlift_attention_workspace_floats
         function.restype = ctypes.c_int64
         function.argtypes = [ctypes.c_int64] * 6
         return int(

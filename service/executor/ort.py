@@ -15,8 +15,7 @@ from graphs.manifest import PREFILL_NAME, Manifest, ModelInfo
 from service.core.batch_state import BatchState
 from service.core.plan import StepPlan
 from service.core.types import Float32Array, StepResult
-from service.errors import ConfigError, ExecutorError, ModelFolderError
-from service.executor.api import ExecutorLimits
+from service.errors import ExecutorError, ModelFolderError
 from service.executor.bound_session import BoundSession, session_options
 from service.executor.buffers import aligned_zeros
 from service.executor.config import ExecutorConfig
@@ -24,12 +23,12 @@ from service.executor.huge_pages import collapse_anonymous_memory
 from service.executor.kv_layout import (
     KvArray,
     KvDtype,
-    KvLayout,
     allocate_kv,
     copy_blocks,
     fit_kv_layout,
     parse_kv_memory,
 )
+from service.executor.limits import executor_limits
 from service.executor.machine import available_memory_bytes, num_usable_cpus
 from service.executor.model_variant import KV_INPUT_PREFIX, model_variant
 from service.executor.op_library import OpLibrary
@@ -71,7 +70,7 @@ class OrtExecutor:
 
         kv_memory_bytes = parse_kv_memory(config.kv_memory, available_memory_bytes())
         self.layout = fit_kv_layout(model, dtype, config.block_size, kv_memory_bytes)
-        self.limits = _limits(config, model, self.layout)
+        self.limits = executor_limits(config, model, self.layout)
         self.bind_kv_cache(allocate_kv(self.layout))
         num_floats = library.attention_workspace_floats(model, self.limits)
         self._session.bind_input("workspace", aligned_zeros((num_floats,), np.float32))
@@ -192,19 +191,3 @@ def _load_session(
     except Exception as error:  # ONNX Runtime's exceptions share no base but this
         raise ModelFolderError(f"{path}: ONNX Runtime cannot load it: {error}") from error
     return BoundSession(session)
-
-
-def _limits(config: ExecutorConfig, model: ModelInfo, layout: KvLayout) -> ExecutorLimits:
-    max_model_len = config.max_model_len or model.context_length
-    if max_model_len > model.context_length:
-        raise ConfigError(f"max_model_len: {max_model_len} is more than the model's context of {model.context_length}")
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name}: {getattr(config, name)} is less than 1")
-    return ExecutorLimits(
-        num_blocks=layout.num_blocks,
-        block_size=layout.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=max_model_len,
-    )

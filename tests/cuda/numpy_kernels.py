@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from graphs.op_twins_rows import sample_rows
 from service.executor.cuda.attention_plan import DECODE_ROWS, PREFILL_ROWS
-from service.executor.cuda.launch import FLOAT16, AttentionKernels, LoadedKernel
+from service.executor.cuda.launch import FLOAT16, LoadedKernel, ModelKernels
 
 PTR, INT, FLT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 SIGNATURES = {
@@ -19,6 +20,7 @@ SIGNATURES = {
     "attn_decode": (PTR, PTR, PTR, PTR, PTR, PTR, PTR, PTR, INT, INT, INT, INT, FLT, FLT, FLT),
     "attn_prefill": (PTR, PTR, PTR, PTR, PTR, PTR, PTR, PTR, INT, INT, INT, INT, FLT, FLT, FLT),
     "attn_combine": (PTR, PTR, PTR, PTR, PTR, INT, INT),
+    "sample_rows": (*[PTR] * 20, INT, INT),
 }
 NAMES = list(SIGNATURES)
 EMPTY_LSE = -1e30
@@ -53,7 +55,7 @@ class NumpyKernels:
         self._callback = LAUNCH_TYPE(self._launch)
         self.launch = ctypes.cast(self._callback, PTR).value
         loaded = [LoadedKernel(1 + place, 128, 1000 + place) for place in range(len(NAMES))]
-        self.kernels = AttentionKernels(*loaded, FLOAT16, head_dim, block_size, tile_tokens)
+        self.kernels = ModelKernels(*loaded, FLOAT16, head_dim, block_size, tile_tokens)
 
     def _launch(self, function, *rest) -> int:
         if not function or function > len(NAMES):
@@ -138,6 +140,26 @@ class NumpyKernels:
                 first = (token - tokens[seq]) * group
                 rows[token] = merged[:, first : first + group]
 
+    def _sample_rows(self, values, grid) -> None:
+        logits, temperature, top_k, top_p, min_p, seed, position = values[:7]
+        assert not any(values[7:16]), "no edits, masks or log-probabilities here"
+        rows, vocab_size = grid[0], values[20]
+        wide = at(logits, (rows, vocab_size)).astype(np.float32)
+        usable = np.isfinite(wide.max(axis=1))
+        wide[~usable] = 0.0
+        params = [
+            at(address, (rows,), dtype)
+            for address, dtype in (
+                (temperature, np.float32),
+                (top_k, np.int32),
+                (top_p, np.float32),
+                (min_p, np.float32),
+                (seed, np.int64),
+                (position, np.int32),
+            )
+        ]
+        at(values[16], (rows,), np.int32)[:] = np.where(usable, sample_rows(wide, *params), -1)
+
     def _cache(self, kv: int, kv_heads: int, last_block: int) -> np.ndarray:
         return at(kv, (last_block + 1, 2, kv_heads, self.block_size, self.head_dim))
 
@@ -145,3 +167,15 @@ class NumpyKernels:
         """The launches since the last call."""
         taken, self.log = self.log, []
         return iter(taken)
+
+
+def fixed_arguments(launch: Launch) -> tuple[bytes, ...]:
+    """A launch's arguments without those that ONNX Runtime allocates: between nodes, on the CPU, it may move them."""
+    moving = {"rope_kv_write": (0, 7), "attn_decode": (0, 5), "attn_prefill": (0, 5), "attn_combine": (4,)}
+    arguments, start = [], 0
+    for place, kind in enumerate(SIGNATURES[launch.name]):
+        size = ctypes.sizeof(kind)
+        if place not in moving.get(launch.name, ()):
+            arguments.append(launch.arguments[start : start + size])
+        start += size
+    return tuple(arguments)

@@ -1,10 +1,22 @@
-"""What the op library's CUDA ops launch: the C structures of graphs/ops/cuda_launch.h, and handing them over."""
+"""Launching kernels: what the op library's CUDA ops launch (graphs/ops/cuda_launch.h), and launches from Python."""
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from service.errors import ConfigError, ExecutorError
+
+Argument = ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float
+
+_LAUNCH = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    *[ctypes.c_uint] * 7,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_void_p),
+)
 
 FLOAT16: Final = 10  # ONNX element types of a model's activations
 BFLOAT16: Final = 16
@@ -20,13 +32,14 @@ class LoadedKernel:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionKernels:
-    """The kernels of one model's attention and what they were compiled for."""
+class ModelKernels:
+    """The kernels of one model and what they were compiled for."""
 
     rope_kv_write: LoadedKernel
     attn_decode: LoadedKernel
     attn_prefill: LoadedKernel
     attn_combine: LoadedKernel
+    sample_rows: LoadedKernel
     scalar_type: int  # FLOAT16 or BFLOAT16
     head_dim: int
     block_size: int
@@ -67,7 +80,7 @@ class CudaStep(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, launch: int, kernels: AttentionKernels) -> "CudaStep":
+    def of(cls, launch: int, kernels: ModelKernels) -> "CudaStep":
         """A step without a plan: `launch` is the address of a function of cuLaunchKernel's form."""
         step = cls(struct_bytes=ctypes.sizeof(cls), launch=launch)
         for name in ("rope_kv_write", "attn_decode", "attn_prefill", "attn_combine"):
@@ -76,6 +89,26 @@ class CudaStep(ctypes.Structure):
         for name in ("scalar_type", "head_dim", "block_size"):
             setattr(step, name, getattr(kernels, name))
         return step
+
+
+class KernelLaunch:
+    """One kernel with arguments that stay the same; only the grid differs from launch to launch."""
+
+    def __init__(self, launch_address: int, kernel: LoadedKernel, stream: int, arguments: Sequence[Argument]) -> None:
+        """`arguments` are values of the kernel's own types, in its order."""
+        self._launch = _LAUNCH(launch_address)
+        self._kernel = kernel
+        self._stream = stream
+        self._values = tuple(arguments)  # kept alive: the driver reads them through their addresses
+        self._addresses = (ctypes.c_void_p * len(self._values))(*map(ctypes.addressof, self._values))
+
+    def __call__(self, grid_x: int) -> None:
+        """Enqueue it on `grid_x` blocks. Raises ExecutorError."""
+        kernel = self._kernel
+        block = (kernel.block_threads, 1, 1, kernel.shared_bytes)
+        code = self._launch(kernel.function, grid_x, 1, 1, *block, self._stream, self._addresses, None)
+        if code != 0:
+            raise ExecutorError(f"a kernel cannot be launched: CUDA error {code}")
 
 
 class CudaOps:

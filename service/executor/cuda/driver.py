@@ -1,0 +1,147 @@
+"""A GPU through the CUDA driver: the thin owner of everything that cuda.bindings hands out.
+
+Nothing here has run on a GPU yet.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from cuda.bindings import driver
+
+from service.errors import ConfigError, ExecutorError
+from service.executor.cuda.device import Provider, UInt8Array
+from service.executor.cuda.launch import CudaOps, LoadedKernel
+from service.executor.cuda.probe import CUDA_PROVIDER, require_cuda
+
+
+class CudaDriver:
+    """The first GPU with one stream, in ONNX Runtime's own context; a `Device`. Closed by its owner."""
+
+    memory_name = "cuda"
+    op_domain = "chairlift"
+
+    def __init__(self, ops: CudaOps) -> None:
+        """Raises ConfigError, naming what is missing, on a machine without a usable GPU."""
+        require_cuda()
+        self._device = _call(driver.cuDeviceGet, 0)
+        self._context = _call(driver.cuDevicePrimaryCtxRetain, self._device)
+        self._is_open = True
+        self.make_current()
+        self._stream = _call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        # `wait` sleeps: spinning would keep a processor busy that the front side needs.
+        flags = driver.CUevent_flags
+        self._event = _call(driver.cuEventCreate, flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC)
+        attribute = driver.CUdevice_attribute
+        self.num_sms = int(_call(driver.cuDeviceGetAttribute, attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0))
+        self.launch_address = ops.driver_launch()
+
+    @property
+    def stream(self) -> int:
+        """The stream's handle."""
+        return int(self._stream)
+
+    def providers(self, *, captures: bool) -> Sequence[Provider]:
+        """The CUDA provider on this stream, which neither rounds to TF32 nor takes more memory than it needs."""
+        options = {
+            "device_id": "0",
+            "user_compute_stream": str(self.stream),
+            "enable_cuda_graph": "1" if captures else "0",
+            "arena_extend_strategy": "kSameAsRequested",
+            "use_tf32": "0",
+        }
+        return [(CUDA_PROVIDER, options)]
+
+    def make_current(self) -> None:
+        """Let the calling thread use the device."""
+        _call(driver.cuCtxSetCurrent, self._context)
+
+    def allocate(self, num_bytes: int) -> int:
+        """Memory of its own, aligned to 256 bytes."""
+        try:
+            return int(_call(driver.cuMemAlloc, max(1, num_bytes)))
+        except ExecutorError as error:
+            raise ConfigError(f"{num_bytes:,} bytes of GPU memory are not free") from error
+
+    def free(self, address: int) -> None:
+        """Give back what `allocate` returned."""
+        _call(driver.cuMemFree, address)
+
+    def allocate_pinned(self, num_bytes: int) -> UInt8Array:
+        """Page-locked memory."""
+        try:
+            address = int(_call(driver.cuMemHostAlloc, max(1, num_bytes), 0))
+        except ExecutorError as error:
+            raise ConfigError(f"{num_bytes:,} bytes of memory cannot be page-locked") from error
+        pinned: UInt8Array = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
+        return pinned
+
+    def free_pinned(self, array: UInt8Array) -> None:
+        """Give back what `allocate_pinned` returned."""
+        _call(driver.cuMemFreeHost, array.ctypes.data)
+
+    def free_bytes(self) -> int:
+        """Device memory that nobody has taken, other processes included."""
+        free, _ = _call(driver.cuMemGetInfo)
+        return int(free)
+
+    def blocks_per_sm(self, kernel: LoadedKernel) -> int:
+        """Blocks of a kernel that one multiprocessor holds at a time."""
+        arguments = (kernel.function, kernel.block_threads, kernel.shared_bytes)
+        return int(_call(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor, *arguments))
+
+    def copy_in(self, address: int, source: npt.NDArray[Any]) -> None:
+        """Enqueue a copy to the device."""
+        _call(driver.cuMemcpyHtoDAsync, address, source.ctypes.data, source.nbytes, self._stream)
+
+    def copy_in_rows(self, address: int, stride_bytes: int, source: npt.NDArray[Any]) -> None:
+        """Enqueue a copy of a matrix to rows on the device."""
+        if not source.size:
+            return
+        copy = driver.CUDA_MEMCPY2D()
+        copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_HOST
+        copy.srcHost = source.ctypes.data
+        copy.srcPitch = source.strides[0]
+        copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.dstDevice = address
+        copy.dstPitch = stride_bytes
+        copy.WidthInBytes = source.shape[1] * source.itemsize
+        copy.Height = source.shape[0]
+        _call(driver.cuMemcpy2DAsync, copy, self._stream)
+
+    def copy_out(self, target: npt.NDArray[Any], address: int) -> None:
+        """Enqueue a copy from the device."""
+        _call(driver.cuMemcpyDtoHAsync, target.ctypes.data, address, target.nbytes, self._stream)
+
+    def copy_within(self, target: int, source: int, num_bytes: int) -> None:
+        """Enqueue a copy on the device."""
+        _call(driver.cuMemcpyDtoDAsync, target, source, num_bytes, self._stream)
+
+    def clear(self, address: int, num_bytes: int) -> None:
+        """Enqueue filling with zeros."""
+        _call(driver.cuMemsetD8Async, address, 0, num_bytes, self._stream)
+
+    def wait(self) -> None:
+        """Block until all that was enqueued is done, without keeping a processor busy."""
+        _call(driver.cuEventRecord, self._event, self._stream)
+        _call(driver.cuEventSynchronize, self._event)
+
+    def close(self) -> None:
+        """Release stream and context. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            _call(driver.cuEventDestroy, self._event)
+            _call(driver.cuStreamDestroy, self._stream)
+            _call(driver.cuDevicePrimaryCtxRelease, self._device)
+
+
+def _call(function: Any, *arguments: object) -> Any:
+    """What a driver function returns after its code: nothing, one value, or a tuple. Raises ExecutorError."""
+    code, *values = function(*arguments)
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise ExecutorError(f"{function.__name__} failed: {code.name} ({int(code)})")
+    if len(values) > 1:
+        return tuple(values)
+    return values[0] if values else None

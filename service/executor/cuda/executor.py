@@ -1,0 +1,180 @@
+"""The CUDA executor: decode steps replay the CUDA graph of their bucket, others run eagerly, one session for both.
+
+A step: inputs, attention plan and sampling parameters are staged in pinned memory and copied over, the forward pass
+runs, its tokens are sampled on the device and copied back; `wait` blocks once for all of it. (An eager forward pass is
+also waited for inside ONNX Runtime, which cleans up after it.) Steps with rows that ask for more than the sampling
+kernel is given here, penalties and log-probabilities say, have their logits copied back and are sampled on the host.
+
+Left out so far: the host's work on a step while the device runs the one before, and KV that moves to the host.
+"""
+
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import structlog
+
+from graphs.manifest import Manifest
+from service.core.batch_state import BatchState
+from service.core.plan import StepPlan
+from service.core.types import StepResult
+from service.errors import ExecutorError
+from service.executor.api import ExecutorLimits
+from service.executor.bound_session import session_options
+from service.executor.buffers import aligned_zeros
+from service.executor.config import ExecutorConfig
+from service.executor.cuda.capture import BucketGraphs, checked_buckets
+from service.executor.cuda.device import Device
+from service.executor.cuda.launch import CudaOps, ModelKernels
+from service.executor.cuda.memory import DeviceKv
+from service.executor.cuda.null_steps import null_chunks, null_decode_step
+from service.executor.cuda.runner import RunnerParts, StepRunner
+from service.executor.cuda.sampling import DeviceSampler, HostSampler
+from service.executor.cuda.session import Session
+from service.executor.kv_layout import KvDtype, KvLayout, fit_kv_layout, parse_kv_memory
+from service.executor.limits import executor_limits
+from service.executor.op_library import OpLibrary
+from service.executor.sample_rows import SampleRowsSession
+from service.executor.sampler import Sampler, SamplingJob
+from service.executor.step_inputs import StepInputBuffers
+
+log = structlog.get_logger("chairlift.cuda")
+
+_PROBE_BLOCKS: Final = 2  # the null block, and one more, since no KV buffer is smaller
+
+
+@dataclass(frozen=True, slots=True)
+class CudaParts:
+    """What an executor is put together from; it owns device and session."""
+
+    device: Device
+    session: Session
+    kernels: ModelKernels
+    library: OpLibrary
+
+
+class CudaExecutor:
+    """Runs steps on a GPU. Made on any thread, then used by the engine thread alone; one step in flight at a time."""
+
+    def __init__(self, config: ExecutorConfig, manifest: Manifest, parts: CudaParts) -> None:
+        """Allocate all buffers, the KV buffer last, from what measured steps leave. Raises ConfigError."""
+        model = manifest.model
+        self._device, self._session, self._capture = parts.device, parts.session, config.capture
+        self._graphs = BucketGraphs(checked_buckets(config.capture_buckets, config.max_num_seqs), config.capture)
+        probe = KvLayout(
+            KvDtype.FLOAT16, model.num_layers, _PROBE_BLOCKS, model.num_kv_heads, config.block_size, model.head_dim
+        )
+        limits = executor_limits(config, model, probe)
+        ops = CudaOps(parts.library.functions)
+        runner_parts = RunnerParts(parts.device, ops, parts.session, parts.kernels, self._graphs)
+        self._is_busy = self._is_closed = False
+        with ExitStack() as undo:
+            self._runner = undo.enter_context(
+                closing(StepRunner(runner_parts, model, limits, is_deterministic=config.deterministic == "on"))
+            )
+            shape = (limits.max_num_seqs, model.vocab_size)
+            self._device_sampler = undo.enter_context(
+                closing(DeviceSampler(parts.device, parts.kernels.sample_rows, self._runner.logits, shape))
+            )
+            self._sampler = Sampler(limits.max_num_seqs)
+            self._host_sampler = undo.enter_context(closing(self._new_host_sampler(parts.library, shape)))
+            reserved_bytes = self._measure(limits, probe)
+            available = max(0, parts.device.free_bytes() - reserved_bytes)
+            kv_memory_bytes = parse_kv_memory(config.kv_memory, available)
+            self.layout = fit_kv_layout(model, KvDtype.FLOAT16, config.block_size, kv_memory_bytes)
+            self._kv = undo.enter_context(closing(DeviceKv(parts.device, self.layout)))
+            self._runner.bind_kv(self._kv)
+            self._owned = undo.pop_all()
+        self.limits = replace(limits, num_blocks=self.layout.num_blocks)
+        self._inputs = StepInputBuffers(self.limits)
+        log.info(
+            "cuda.memory", reserved_bytes=reserved_bytes, available_bytes=available, kv_bytes=self.layout.total_bytes
+        )
+
+    def warm_up(self) -> None:
+        """Run a large step of each kind on the null block and capture all buckets, largest first. Writes no KV."""
+        self._device.make_current()
+        self._run_largest_steps(self.limits)
+        if self._capture == "eager":
+            self._runner.capture_all(self._graphs.buckets[::-1])
+        self._device.wait()
+
+    def dispatch(self, plan: StepPlan, batch: BatchState) -> "CudaStepHandle":
+        """Enqueue the step. An eager forward pass, and one that captures, is done when this returns."""
+        if self._is_closed:
+            raise ExecutorError("the executor is closed")
+        if self._is_busy:
+            raise ExecutorError("a step was dispatched while another is in flight")
+        self._device.make_current()
+        if len(plan.block_copies):
+            self._kv.copy_blocks(plan.block_copies)
+        inputs = self._inputs.fill(plan, batch)
+        rows = plan.rows if plan.is_decode_only else plan.rows[plan.samples]
+        job = self._sampler.prepare(batch, rows)
+        params = self._sampler.params.prefix(job.num_rows)
+        self._runner.run(inputs, params, is_decode=plan.is_decode_only)
+        self._device_sampler.enqueue(job, self._runner.decode if plan.is_decode_only else self._runner.mixed)
+        self._is_busy = True
+        return CudaStepHandle(self, job)
+
+    def close(self) -> None:
+        """Free sessions, buffers and the device. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._device.make_current()
+        self._session.close()
+        self._owned.close()
+        self._device.close()
+
+    def _finish(self, job: SamplingJob) -> StepResult:
+        try:
+            self._device.wait()
+            return self._device_sampler.finish(job, self._sampler, self._host_sampler)
+        finally:
+            self._is_busy = False
+
+    def _new_host_sampler(self, library: OpLibrary, shape: tuple[int, int]) -> HostSampler:
+        logits = aligned_zeros(shape, np.float32)
+        return HostSampler(
+            SampleRowsSession(session_options(library.path, 1, "off"), logits, self._sampler.params), logits
+        )
+
+    def _measure(self, limits: ExecutorLimits, probe: KvLayout) -> int:
+        """Bytes to keep free for what the engine thread will still take; leaves the arena as large as steps need it.
+
+        The largest steps are run on a KV buffer of two blocks, and the largest bucket is captured. What a first run and
+        a capture take is taken again: the first by the engine thread, whose handles are its own, the second by each
+        bucket.
+        """
+        device, graphs = self._device, self._graphs
+        with closing(DeviceKv(device, probe)) as kv:
+            self._runner.bind_kv(kv)
+            free = [device.free_bytes()]
+            self._runner.run_eagerly(null_decode_step(1))
+            free.append(device.free_bytes())
+            self._run_largest_steps(limits)
+            free.append(device.free_bytes())
+            self._runner.capture_all(graphs.buckets[-1:])
+            free.append(device.free_bytes())
+            device.wait()
+        first_run, _, graph = (max(0, before - after) for before, after in pairwise(free))
+        return first_run + graph * len(graphs.buckets)
+
+    def _run_largest_steps(self, limits: ExecutorLimits) -> None:
+        self._runner.run(null_chunks(limits), self._sampler.params.prefix(0), is_decode=False)
+        self._runner.run_eagerly(null_decode_step(limits.max_num_seqs))
+
+
+class CudaStepHandle:
+    """A step that is enqueued. It holds the executor until `wait` returns."""
+
+    def __init__(self, executor: CudaExecutor, job: SamplingJob) -> None:
+        self._executor = executor
+        self._job = job
+
+    def wait(self) -> StepResult:
+        """Wait for the device. Raises ExecutorError."""
+        return self._executor._finish(self._job)

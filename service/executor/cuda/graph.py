@@ -1,0 +1,85 @@
+"""Turns an exported graph into the one that a GPU runs, while it is loaded; the model folder stays untouched.
+
+Exported graphs compute in float32, for CPUs. On a GPU everything between the tokens and the logits is float16:
+weights are used as they are stored instead of being widened, norms and biases are narrowed once, when ONNX Runtime
+folds constants, and the KV buffer is float16 as well. Attention keeps its rotary tables and norms in float32.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+from onnx import TensorProto, helper
+
+from graphs.manifest import ModelInfo
+from service.errors import ModelFolderError
+from service.executor.model_variant import KV_INPUT_PREFIX
+
+_ATTENTION: Final = "PagedAttention"
+
+
+@dataclass(frozen=True, slots=True)
+class CudaGraph:
+    """A graph to be loaded, and what planning its attention takes."""
+
+    content: bytes
+    sliding_window: int  # tokens that a token sees, itself included; 0: all before it
+
+
+def cuda_graph(path: Path, info: ModelInfo, op_domain: str) -> CudaGraph:
+    """The graph at `path` in float16, with the attention of `op_domain`.
+
+    Its external data stays where it is, relative to the folder of `path`. Raises ModelFolderError when the graph cannot
+    be read or does not have the layers of `info`.
+    """
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf and onnx raise several unrelated types
+        raise ModelFolderError(f"{path}: not a readable ONNX file: {error}") from error
+    graph = model.graph
+    kv_inputs = [value for value in graph.input if value.name.startswith(KV_INPUT_PREFIX)]
+    if len(kv_inputs) != info.num_layers:
+        raise ModelFolderError(f"{path}: has {len(kv_inputs)} KV inputs, the manifest says {info.num_layers} layers")
+    for value in (*kv_inputs, *graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    del graph.value_info[:]  # says float32
+    _drop_widening(graph)
+    _narrow_constants(graph)
+    windows = [_adopt(node, op_domain) for node in graph.node if node.op_type == _ATTENTION]
+    if op_domain not in {opset.domain for opset in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid(op_domain, 1))
+    # A plan serves all layers: layers with a window read more than they need where others have none.
+    return CudaGraph(model.SerializeToString(), max(windows) if all(windows) else 0)
+
+
+def _adopt(node: Any, op_domain: str) -> int:
+    """Move an attention node to `op_domain`; yields its sliding window."""
+    node.domain = op_domain
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == "sliding_window"), 0)
+
+
+def _drop_widening(graph: Any) -> None:
+    """Let readers of a Cast to float32 read what was cast."""
+    narrow = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Cast"}
+    kept = [node for node in graph.node if node.op_type != "Cast"]
+    for node in kept:
+        node.input[:] = [narrow.get(name, name) for name in node.input]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _narrow_constants(graph: Any) -> None:
+    """Cast float32 initializers to float16 for all nodes but attention."""
+    wide = {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    casts: dict[str, Any] = {}
+    for node in graph.node:
+        if node.op_type == _ATTENTION:
+            continue
+        for place, name in enumerate(node.input):
+            if name in wide:
+                node.input[place] = f"{name}/float16"
+                casts[name] = helper.make_node("Cast", [name], [node.input[place]], to=TensorProto.FLOAT16)
+    nodes = [*casts.values(), *graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)

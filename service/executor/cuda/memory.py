@@ -1,0 +1,88 @@
+"""Buffers on the device and pinned ones on the host, each with one owner, and how much of the device the KV gets."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from service.core.types import Int32Array
+from service.errors import ConfigError
+from service.executor.cuda.device import Device
+from service.executor.kv_layout import KvLayout
+
+
+class DeviceBuffer:
+    """Device memory, freed by `close`."""
+
+    def __init__(self, device: Device, num_bytes: int) -> None:
+        self._device = device
+        self.num_bytes = num_bytes
+        self.address = device.allocate(num_bytes)
+
+    def close(self) -> None:
+        """Free it. Idempotent."""
+        if self.address:
+            self._device.free(self.address)
+            self.address = 0
+
+
+class PinnedBuffer:
+    """Pinned host memory, freed by `close`; no view may be used after that."""
+
+    def __init__(self, device: Device, num_bytes: int) -> None:
+        self._device = device
+        self._bytes = device.allocate_pinned(num_bytes)
+        self._is_open = True
+
+    def view(self, shape: tuple[int, ...], dtype: npt.DTypeLike, offset_bytes: int = 0) -> npt.NDArray[Any]:
+        """An array over a part of it."""
+        num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+        return self._bytes[offset_bytes : offset_bytes + num_bytes].view(dtype).reshape(shape)
+
+    def close(self) -> None:
+        """Free it. Idempotent."""
+        if self._is_open:
+            self._device.free_pinned(self._bytes)
+            self._is_open = False
+
+
+class DeviceKv:
+    """The KV buffer: an allocation per layer, all zeros."""
+
+    def __init__(self, device: Device, layout: KvLayout) -> None:
+        """Raises ConfigError when the device has not so much memory."""
+        self._device = device
+        self.layout = layout
+        self._buffers: list[DeviceBuffer] = []
+        try:
+            for _ in range(layout.num_layers):
+                self._buffers.append(DeviceBuffer(device, layout.layer_bytes))
+                device.clear(self._buffers[-1].address, layout.layer_bytes)
+        except ConfigError as error:
+            self.close()
+            raise ConfigError(f"kv_memory: the device refuses {layout.total_bytes:,} bytes: {error}") from error
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where each layer begins."""
+        return [buffer.address for buffer in self._buffers]
+
+    def copy_blocks(self, block_copies: Int32Array) -> None:
+        """Copy blocks in every layer: int32[num_copies, 2], source and target; no target is a source too."""
+        block_bytes = self.layout.layer_bytes // self.layout.num_blocks
+        for source, target in block_copies.tolist():
+            for address in self.addresses:
+                self._device.copy_within(address + target * block_bytes, address + source * block_bytes, block_bytes)
+
+    def close(self) -> None:
+        """Free it. Idempotent."""
+        close_all(self._buffers)
+        self._buffers = []
+
+
+def close_all(buffers: Sequence[DeviceBuffer | PinnedBuffer]) -> None:
+    """Close every one."""
+    for buffer in buffers:
+        buffer.close()

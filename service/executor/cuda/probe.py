@@ -1,0 +1,42 @@
+"""Whether this machine can serve on a GPU, asked without touching the CUDA packages, which may be missing too.
+
+The driver library is probed with ctypes: cuda.bindings does not recover from a failed search for it.
+"""
+
+import ctypes
+from importlib.util import find_spec
+from typing import Final
+
+import onnxruntime as ort
+
+from service.errors import ConfigError
+
+CUDA_PROVIDER: Final = "CUDAExecutionProvider"
+DRIVER_LIBRARY: Final = "libcuda.so.1"
+
+
+def require_cuda() -> None:
+    """Raise ConfigError, with what is missing in one line, where no GPU can be used."""
+    missing = _missing()
+    if missing is not None:
+        raise ConfigError(f"device: cuda cannot be used: {missing}")
+
+
+def _missing() -> str | None:
+    """What keeps this machine from serving on a GPU; None: nothing that can be told before trying."""
+    try:
+        library = ctypes.CDLL(DRIVER_LIBRARY)
+    except OSError:
+        return f"no NVIDIA driver is installed: {DRIVER_LIBRARY} is not found"
+    code = library.cuInit(0)
+    if code != 0:
+        return f"the NVIDIA driver finds no usable GPU: cuInit reports error {code}"
+    count = ctypes.c_int(0)
+    code = library.cuDeviceGetCount(ctypes.byref(count))
+    if code != 0 or count.value < 1:
+        return "the NVIDIA driver finds no GPU"
+    if CUDA_PROVIDER not in ort.get_available_providers():
+        return "this ONNX Runtime has no CUDA provider: install onnxruntime-gpu"
+    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
+        return "the package cuda-python is not installed"
+    return None

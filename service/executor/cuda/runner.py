@@ -1,0 +1,173 @@
+"""Runs staged steps: which tensors, which plan, which CUDA graph. No scheduling, no sampling."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import structlog
+
+from graphs.manifest import ModelInfo
+from service.errors import ExecutorError
+from service.executor.api import ExecutorLimits
+from service.executor.cuda.attention_plan import DECODE_ROWS, PlanCounts, PlanLimits
+from service.executor.cuda.capture import BucketGraphs
+from service.executor.cuda.device import Device
+from service.executor.cuda.launch import CudaOps, CudaStep, ModelKernels
+from service.executor.cuda.memory import DeviceBuffer, DeviceKv
+from service.executor.cuda.null_steps import null_decode_step
+from service.executor.cuda.session import EAGER, Binding, Session
+from service.executor.cuda.step_buffers import StepBuffers
+from service.executor.model_variant import KV_INPUT_PREFIX
+from service.executor.sampler import RowParams, Sampler
+from service.executor.step_inputs import StepInputs
+
+NO_PARAMS: Final = Sampler(0).params
+"""Of steps that nothing is sampled from."""
+
+log = structlog.get_logger("chairlift.cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerParts:
+    """What a runner works with; it owns none of it."""
+
+    device: Device
+    ops: CudaOps
+    session: Session
+    kernels: ModelKernels
+    graphs: BucketGraphs
+
+
+class StepRunner:
+    """Owns the device's buffers but the KV's. One thread, which is the one that captures and replays."""
+
+    def __init__(self, parts: RunnerParts, model: ModelInfo, limits: ExecutorLimits, *, is_deterministic: bool) -> None:
+        """Allocate. Raises ConfigError when memory is lacking."""
+        self._parts = parts
+        self._vocab_size = model.vocab_size
+        device, kernels = parts.device, parts.kernels
+        num_blocks = device.num_sms * device.blocks_per_sm(kernels.attn_decode)
+        decode = PlanLimits(
+            num_ranges=max(1, num_blocks // model.num_kv_heads),
+            group_size=model.num_heads // model.num_kv_heads,
+            max_seqs=limits.max_num_seqs,
+            max_tokens=limits.max_num_seqs,
+            max_context=limits.max_model_len,
+            tile_tokens=kernels.tile_tokens,
+            sliding_window=parts.session.sliding_window,
+            is_deterministic=is_deterministic,
+        )
+        mixed = replace(decode, max_tokens=limits.max_num_batched_tokens)
+        self._num_ranges = decode.num_ranges
+        self._num_floats = decode.max_partials * model.num_kv_heads * DECODE_ROWS * (model.head_dim + 1)
+        with ExitStack() as undo:
+            self.decode = undo.enter_context(closing(StepBuffers(device, limits, decode, has_prefill=False)))
+            self.mixed = undo.enter_context(closing(StepBuffers(device, limits, mixed, has_prefill=True)))
+            self._workspace = undo.enter_context(closing(DeviceBuffer(device, 4 * self._num_floats)))
+            logits_bytes = 2 * limits.max_num_seqs * model.vocab_size  # float16
+            self.logits = undo.enter_context(closing(DeviceBuffer(device, logits_bytes)))
+            self._owned = undo.pop_all()
+        self._decode_step = self._cuda_step(self.decode, decode.max_partials)
+        self._decode_step.num_ranges = decode.num_ranges  # whatever the step: a captured graph's grid
+        self._mixed_step = self._cuda_step(self.mixed, decode.max_partials)
+        self._kv: DeviceKv | None = None
+        self._eager: Binding = parts.session.new_binding()
+        self._bindings: dict[int, Binding] = {}  # of each bucket
+
+    def bind_kv(self, kv: DeviceKv) -> None:
+        """Use another KV buffer from the next step on. Graphs hold its addresses: all are captured again."""
+        self._kv = kv
+        self._parts.graphs.forget()
+        self._bindings.clear()
+        self._bind_constants(self._eager)
+
+    def run(self, inputs: StepInputs, params: RowParams, *, is_decode: bool) -> None:
+        """Enqueue a step's copies and its forward pass, whose logits are then on the device. Raises ExecutorError."""
+        if is_decode:
+            num_rows = len(inputs.context_lens)
+            bucket = self._parts.graphs.bucket_for(num_rows)
+            self.decode.stage(inputs, params, bucket or num_rows)
+            self._run_decode(bucket, num_rows)
+        else:
+            self._run_mixed(inputs, self.mixed.stage(inputs, params, len(inputs.context_lens)))
+
+    def run_eagerly(self, inputs: StepInputs) -> None:
+        """Run a decode step, unpadded, without a graph; nothing is sampled from it."""
+        self.decode.stage(inputs, NO_PARAMS, len(inputs.context_lens))
+        self._run_decode(None, len(inputs.context_lens))
+
+    def capture_all(self, buckets: Sequence[int]) -> None:
+        """Capture each bucket's graph on a step of the null block. Logs progress.
+
+        A bucket that cannot be captured is given up with a warning: its steps run eagerly.
+        """
+        for place, bucket in enumerate(buckets):
+            started = time.perf_counter()
+            self.decode.stage(null_decode_step(bucket), NO_PARAMS, bucket)
+            self._run_decode(bucket, bucket)
+            took_s = round(time.perf_counter() - started, 3)
+            log.info("cuda.captured", bucket=bucket, num_captured=place + 1, num_buckets=len(buckets), took_s=took_s)
+
+    def _run_decode(self, bucket: int | None, num_rows: int) -> None:
+        parts = self._parts
+        num_seqs = bucket or num_rows
+        parts.ops.use(self._decode_step)
+        if bucket is None:
+            self._bind(self._eager, self.decode, (num_seqs, num_seqs, num_seqs))
+            parts.session.run(self._eager, EAGER)
+            return
+        binding = self._bindings.get(bucket)
+        if binding is None:
+            binding = self._bindings[bucket] = parts.session.new_binding()
+            self._bind_constants(binding)
+            self._bind(binding, self.decode, (num_seqs, num_seqs, num_seqs))
+        graph_id, is_new = parts.graphs.id_of(bucket)
+        try:
+            parts.session.run(binding, graph_id)
+        except ExecutorError as error:
+            if not is_new:
+                raise
+            log.warning("cuda.capture_failed", bucket=bucket, error=str(error))
+            parts.graphs.give_up(bucket)
+            parts.session.run(binding, EAGER)
+
+    def _run_mixed(self, inputs: StepInputs, counts: PlanCounts) -> None:
+        step = self._mixed_step
+        step.num_ranges = self._num_ranges if counts.num_decode_items else 0
+        step.prefill_blocks = counts.num_prefill_items
+        self._parts.ops.use(step)
+        sizes = (len(inputs.token_ids), len(inputs.context_lens), len(inputs.logit_indices))
+        self._bind(self._eager, self.mixed, sizes)
+        self._parts.session.run(self._eager, EAGER)
+
+    def _bind(self, binding: Binding, buffers: StepBuffers, sizes: tuple[int, int, int]) -> None:
+        """Bind what differs between kinds and sizes of steps: numbers of tokens, sequences and rows with logits."""
+        num_tokens, num_seqs, num_logits = sizes
+        for name in ("token_ids", "positions", "slot_mapping"):
+            binding.bind_input(name, buffers.address(name), np.int32, (num_tokens,))
+        binding.bind_input("cu_seqlens", buffers.address("cu_seqlens"), np.int32, (num_seqs + 1,))
+        binding.bind_input("context_lens", buffers.address("context_lens"), np.int32, (num_seqs,))
+        binding.bind_input("block_table", buffers.table_address, np.int32, (num_seqs, buffers.table_stride))
+        binding.bind_input("logit_indices", buffers.address("logit_indices"), np.int32, (num_logits,))
+        binding.bind_output("logits", self.logits.address, np.float16, (num_logits, self._vocab_size))
+
+    def _bind_constants(self, binding: Binding) -> None:
+        assert self._kv is not None, "a KV buffer is bound before any step"
+        for layer, address in enumerate(self._kv.addresses):
+            binding.bind_input(f"{KV_INPUT_PREFIX}{layer}", address, np.float16, self._kv.layout.layer_shape)
+        binding.bind_input("workspace", self._workspace.address, np.float32, (self._num_floats,))
+
+    def _cuda_step(self, buffers: StepBuffers, num_slots: int) -> CudaStep:
+        step = CudaStep.of(self._parts.device.launch_address, self._parts.kernels)
+        for name, address in buffers.plan_addresses.items():
+            setattr(step, name, address)
+        step.num_slots = num_slots
+        return step
+
+    def close(self) -> None:
+        """Free the buffers. Idempotent."""
+        self._parts.ops.use(None)
+        self._owned.close()

@@ -1,0 +1,135 @@
+"""The ONNX Runtime session of a model on a GPU, run on tensors that are bound by device address."""
+
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy.typing as npt
+import onnxruntime as ort
+
+from graphs.manifest import PREFILL_NAME, ModelInfo
+from service.errors import ConfigError, ExecutorError, ModelFolderError
+from service.executor.bound_session import session_options
+from service.executor.cuda.device import Device
+from service.executor.cuda.graph import cuda_graph
+
+EAGER: Final = -1
+"""The graph id of a run that neither captures nor replays."""
+
+
+class Binding(Protocol):
+    """Tensors of one kind of step, by name."""
+
+    def bind_input(self, name: str, address: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+        """Bind a graph input to device memory."""
+        ...
+
+    def bind_output(self, name: str, address: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+        """Bind a graph output to device memory; `shape` is what the graph yields."""
+        ...
+
+
+class Session(Protocol):
+    """Runs one graph. Owned by the engine thread: CUDA graphs belong to the thread that captured them."""
+
+    @property
+    def sliding_window(self) -> int:
+        """Tokens that a token of this model sees, itself included; 0: all before it."""
+        ...
+
+    def new_binding(self) -> Binding:
+        """A binding without tensors."""
+        ...
+
+    def run(self, binding: Binding, graph_id: int) -> None:
+        """Run on what is bound. EAGER returns when the step is done.
+
+        Another id captures a CUDA graph in its first run, which computes three times, and returns when that is done.
+        From the second run on it replays: what is bound is not looked at, and the run is only enqueued. Raises
+        ExecutorError.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free the model. Idempotent."""
+        ...
+
+
+class OrtBinding:
+    """An IOBinding in one kind of memory."""
+
+    def __init__(self, session: ort.InferenceSession, memory_name: str) -> None:
+        self.io = session.io_binding()
+        self._memory_name = memory_name
+
+    def bind_input(self, name: str, address: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+        """See Binding."""
+        self.io.bind_input(name, self._memory_name, 0, dtype, shape, address)
+
+    def bind_output(self, name: str, address: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+        """See Binding."""
+        self.io.bind_output(name, self._memory_name, 0, dtype, shape, address)
+
+
+class OrtSession:
+    """A `Session` over prefill.onnx, which also computes what decode.onnx does: the weights are on the device once."""
+
+    def __init__(self, session: ort.InferenceSession, memory_name: str, sliding_window: int) -> None:
+        self._session: ort.InferenceSession | None = session
+        self._memory_name = memory_name
+        self.sliding_window = sliding_window
+        self._options: dict[int, ort.RunOptions] = {}
+        self._captured: set[int] = set()
+
+    @classmethod
+    def load(cls, model_dir: Path, model: ModelInfo, library: Path, device: Device, *, captures: bool) -> "OrtSession":
+        """Put the model on `device`. Raises ModelFolderError, and ConfigError when the device cannot run it."""
+        path = model_dir / PREFILL_NAME
+        options = session_options(library, 1, "off")
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(model_dir))
+        # Weights otherwise come from the arena, which rounds and never gives back what loading left over.
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+        graph = cuda_graph(path, model, device.op_domain)
+        providers = device.providers(captures=captures)
+        try:
+            session = ort.InferenceSession(graph.content, options, providers=providers)
+        except Exception as error:  # ONNX Runtime's exceptions share no base but this
+            raise ModelFolderError(f"{path}: ONNX Runtime cannot load it: {error}") from error
+        asked = providers[0] if isinstance(providers[0], str) else providers[0][0]
+        if session.get_providers()[0] != asked:
+            raise ConfigError(
+                f"device: {device.memory_name} cannot be used: ONNX Runtime's {asked} does not start; it needs the "
+                "CUDA 13 libraries of the package's extra, chairlift[cuda]"
+            )
+        return cls(session, device.memory_name, graph.sliding_window)
+
+    def new_binding(self) -> OrtBinding:
+        """See Session."""
+        return OrtBinding(self._open(), self._memory_name)
+
+    def run(self, binding: Binding, graph_id: int) -> None:
+        """See Session."""
+        assert isinstance(binding, OrtBinding), "a binding of another session"
+        try:
+            self._open().run_with_iobinding(binding.io, self._run_options(graph_id))
+        except Exception as error:  # ONNX Runtime's exceptions share no base but this
+            raise ExecutorError(f"a forward pass failed: {error}") from error
+        if graph_id != EAGER and graph_id not in self._captured:
+            self._captured.add(graph_id)
+            # A replay uses nothing of the run's own, so its end need not be waited for.
+            self._options[graph_id].add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def close(self) -> None:
+        """See Session."""
+        self._session = None
+
+    def _run_options(self, graph_id: int) -> ort.RunOptions:
+        options = self._options.get(graph_id)
+        if options is None:
+            options = self._options[graph_id] = ort.RunOptions()
+            options.add_run_config_entry("gpu_graph_id", str(graph_id))
+        return options
+
+    def _open(self) -> ort.InferenceSession:
+        if self._session is None:
+            raise ExecutorError("the executor is closed")
+        return self._session

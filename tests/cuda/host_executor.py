@@ -1,0 +1,67 @@
+"""A CUDA executor on host memory, with CUDA graphs as a session sees them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from graphs.manifest import Manifest
+from service.errors import ExecutorError
+from service.executor.config import ExecutorConfig
+from service.executor.cuda.executor import CudaExecutor, CudaParts
+from service.executor.cuda.session import EAGER, OrtBinding, OrtSession
+from service.executor.op_library import OpLibrary
+from tests.cuda.host_device import HostDevice
+
+
+class GraphSession:
+    """A session that treats graph ids as ONNX Runtime's CUDA provider does, on any provider.
+
+    The first run of an id computes three times and keeps its binding; later ones compute with that binding, whatever
+    they were given. Runs are logged as ids. Ids in `broken_captures` fail.
+    """
+
+    def __init__(self, session: OrtSession) -> None:
+        self._session = session
+        self.sliding_window = session.sliding_window
+        self.run_ids: list[int] = []
+        self.captured: dict[int, OrtBinding] = {}
+        self.broken_captures: set[int] = set()
+        self.is_closed = False
+
+    def new_binding(self) -> OrtBinding:
+        return self._session.new_binding()
+
+    def run(self, binding: OrtBinding, graph_id: int) -> None:
+        self.run_ids.append(graph_id)
+        if graph_id == EAGER:
+            self._session.run(binding, EAGER)
+        elif graph_id in self.captured:
+            self._session.run(self.captured[graph_id], EAGER)
+        elif graph_id in self.broken_captures:
+            raise ExecutorError("a forward pass failed: CUDA error 900")
+        else:
+            for _ in range(3):
+                self._session.run(binding, EAGER)
+            self.captured[graph_id] = binding
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._session.close()
+
+
+@dataclass
+class HostExecutor:
+    """The executor and what it was made of."""
+
+    executor: CudaExecutor
+    device: HostDevice
+    session: GraphSession
+    kernels: Any  # with `launch`, `kernels`, `errors` and `take_log`
+
+    @classmethod
+    def create(cls, config: ExecutorConfig, kernels: Any, capacity_bytes: int = 64 << 20) -> "HostExecutor":
+        manifest = Manifest.load(config.model_dir)
+        library = OpLibrary()
+        device = HostDevice(kernels.launch, capacity_bytes)
+        session = GraphSession(OrtSession.load(config.model_dir, manifest.model, library.path, device, captures=True))
+        executor = CudaExecutor(config, manifest, CudaParts(device, session, kernels.kernels, library))
+        return cls(executor, device, session, kernels)

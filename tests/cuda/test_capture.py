@@ -1,0 +1,152 @@
+"""Which steps replay which graph, on host memory with graphs as ONNX Runtime treats them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from service.core.types import SamplingParams
+from service.errors import ConfigError, ExecutorError
+from service.executor.cuda.capture import BucketGraphs, checked_buckets, default_buckets
+from service.executor.cuda.memory import DeviceKv
+from service.executor.cuda.session import EAGER
+from tests.cuda.host_executor import HostExecutor
+from tests.cuda.numpy_kernels import fixed_arguments
+from tests.cuda.test_executor import decode_plan, requests
+from tests.stepping import run_requests
+
+BUCKETS = (1, 2, 4)
+
+
+def run_ids(made: HostExecutor, *context_lens: int) -> list[int]:
+    """The graph ids of a decode step's runs."""
+    made.session.run_ids.clear()
+    made.executor.dispatch(*decode_plan(made, list(context_lens))).wait()
+    return made.session.run_ids.copy()
+
+
+def test_default_buckets_are_few_and_end_at_the_most_rows() -> None:
+    assert (1,) == default_buckets(1)
+    assert (1, 4, 16) == default_buckets(16)
+    assert (1, 4, 16, 17) == default_buckets(17)
+    assert (1, 4, 16, 64, 128, 256, 512, 768, 1000) == default_buckets(1000)
+
+
+def test_buckets_asked_for_must_be_ones_that_serve() -> None:
+    assert (1, 4, 8) == checked_buckets((8, 1, 4, 4), 8)
+    for bucket in (0, 9):
+        with pytest.raises(ConfigError, match=f"capture_buckets: {bucket} is not within 1 and max_num_seqs, 8"):
+            checked_buckets((1, bucket), 8)
+
+
+def test_a_step_takes_the_smallest_bucket_that_holds_it() -> None:
+    graphs = BucketGraphs((1, 4, 8), "eager")
+    assert [1, 4, 4, 4, 8, None] == [graphs.bucket_for(num_rows) for num_rows in (1, 2, 3, 4, 5, 9)]
+    assert BucketGraphs((1, 4), "off").bucket_for(1) is None
+
+
+def test_ids_start_at_one_and_are_never_used_again() -> None:
+    graphs = BucketGraphs((1, 4), "eager")
+    assert [(1, True), (2, True), (1, False)] == [graphs.id_of(bucket) for bucket in (4, 1, 4)]
+    graphs.forget()
+    assert [(3, True), (3, False)] == [graphs.id_of(4), graphs.id_of(4)]
+    graphs.give_up(4)
+    assert [1, None] == [graphs.bucket_for(1), graphs.bucket_for(2)]
+
+
+def test_all_buckets_are_captured_at_the_start_largest_first_on_the_final_kv_buffer(host_executor) -> None:
+    made = host_executor(capture_buckets=BUCKETS)
+    # Measuring has run eagerly, and captured the largest bucket on a KV buffer of its own.
+    assert 1 == max(made.session.run_ids)
+    made.session.run_ids.clear()
+    made.executor.warm_up()
+    assert [EAGER, EAGER, 2, 3, 4] == made.session.run_ids
+    assert [[2], [3], [4], [2], [EAGER]] == [
+        run_ids(made, *lens) for lens in ((5, 6, 7), (70, 8), (9,), (1, 2, 3, 130), (1, 2, 3, 4, 5))
+    ]
+
+
+def test_lazy_capture_waits_until_a_bucket_is_needed(host_executor) -> None:
+    made = host_executor(capture_buckets=BUCKETS, capture="lazy")
+    made.session.run_ids.clear()
+    made.executor.warm_up()
+    assert [EAGER, EAGER] == made.session.run_ids
+    assert [[2], [2], [3]] == [run_ids(made, *lens) for lens in ((5, 6), (7, 8), (9,))]
+
+
+def test_without_capture_every_step_is_eager(host_executor) -> None:
+    made = host_executor(capture="off")
+    made.executor.warm_up()
+    assert {EAGER} == {*made.session.run_ids, *run_ids(made, 5), *run_ids(made, 5, 70)}
+
+
+def test_a_bucket_that_cannot_be_captured_runs_in_the_next_one_or_eagerly(host_executor) -> None:
+    made = host_executor(capture_buckets=BUCKETS, capture="lazy")
+    expected = [made.executor.dispatch(*decode_plan(made, lens)).wait().token_ids for lens in ([5, 6], [1, 2, 3])]
+    other = host_executor(capture_buckets=BUCKETS, capture="lazy")
+    other.session.broken_captures = {2, 4}
+    # Id 2 is the bucket of 2, which fails; its step runs eagerly and the bucket of 4 takes its place, under id 3.
+    found = [other.executor.dispatch(*decode_plan(other, lens)).wait().token_ids for lens in ([5, 6], [1, 2, 3])]
+    assert [tokens.tolist() for tokens in expected] == [tokens.tolist() for tokens in found]
+    assert [2, EAGER, 3] == other.session.run_ids[-3:]
+    assert [3] == run_ids(other, 5, 6)
+
+
+def test_a_replay_that_fails_is_a_failed_step(host_executor) -> None:
+    made = host_executor(capture_buckets=BUCKETS, capture="lazy")
+    run_ids(made, 5)
+    made.kernels.kernels = None
+    made.executor._runner._decode_step.rope_kv_write.function = 99
+    with pytest.raises(ExecutorError, match="CUDA error 400"):
+        run_ids(made, 5)
+    assert [2] == made.session.run_ids
+
+
+def test_another_kv_buffer_means_other_graphs(host_executor) -> None:
+    made = host_executor(capture_buckets=BUCKETS)
+    made.executor.warm_up()
+    tokens = made.executor.dispatch(*decode_plan(made, [5, 9])).wait().token_ids
+    kv = DeviceKv(made.device, made.executor.layout)
+    made.executor._runner.bind_kv(kv)
+    assert [5] == run_ids(made, 5, 9)
+    assert tokens.tolist() == made.executor.dispatch(*decode_plan(made, [5, 9])).wait().token_ids.tolist()
+    assert not any(address in kv.addresses for address in made.executor._kv.addresses)
+    kv.close()
+
+
+@pytest.mark.parametrize("deterministic", ["off", "on"])
+def test_replays_launch_the_same_whatever_the_lengths_and_the_block_tables(host_executor, deterministic: str) -> None:
+    """Byte for byte: kernels, grids, blocks, shared bytes and arguments of two steps in one bucket."""
+    made = host_executor(capture_buckets=BUCKETS, deterministic=deterministic)
+    made.executor.warm_up()
+    logs = []
+    for lens in ([5, 250, 64], [131, 1, 2, 65]):
+        made.kernels.log.clear()
+        run_ids(made, *lens)
+        launches = [launch for launch in made.kernels.take_log() if launch.name != "sample_rows"]
+        logs.append([(*launch[:4], fixed_arguments(launch)) for launch in launches])
+    assert len(logs[0]) == 2 * 3, "rotation, decode and combine, of two layers"
+    assert logs[0] == logs[1]
+
+
+def test_padding_writes_no_kv(host_executor) -> None:
+    """Three rows in a bucket of four: of the KV buffer, only the slots of the three change."""
+    made = host_executor(capture_buckets=(4,))
+    made.executor.warm_up()
+    lengths = [17, 20, 33]
+    run_ids(made, *lengths)
+    layout = made.executor.layout
+    _, batch = decode_plan(made, lengths)
+    expected = [[batch.block_table[row, (length - 1) // 16], (length - 1) % 16] for row, length in enumerate(lengths)]
+    for address in made.executor._kv.addresses:
+        kv = made.device._at(address, layout.layer_bytes).view(np.float16).reshape(layout.layer_shape)
+        assert sorted(expected) == np.argwhere(kv[:, 0].any(axis=(1, 3))).tolist()
+
+
+def test_whole_texts_are_the_same_with_and_without_graphs(host_executor) -> None:
+    asked = requests(replace(SamplingParams(max_tokens=6, temperature=0.0), ignore_eos=True))
+    options = {"deterministic": "on"}
+    with_graphs = host_executor(capture_buckets=(1, 4), **options)
+    without = host_executor(capture="off", **options)
+    assert run_requests(without.executor, asked).tokens == run_requests(with_graphs.executor, asked).tokens
+    assert max(with_graphs.session.run_ids) > 1

@@ -1,0 +1,65 @@
+"""The graph that a GPU runs: float16 between tokens and logits, whatever was exported around it."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto
+
+from graphs.manifest import DECODE_NAME, PREFILL_NAME, Manifest
+from service.errors import ModelFolderError
+from service.executor.cuda.graph import cuda_graph
+
+
+@pytest.mark.parametrize("name", [PREFILL_NAME, DECODE_NAME])
+def test_only_constants_are_cast_and_only_to_float16(tiny_float16, name: str) -> None:
+    """Two layers: four norms and the final one, and biases of qkv and o."""
+    model = onnx.load_from_string(
+        cuda_graph(tiny_float16 / name, Manifest.load(tiny_float16).model, "chairlift").content
+    )
+    graph = model.graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    casts = [node for node in graph.node if node.op_type == "Cast"]
+    assert {TensorProto.FLOAT16} == {node.attribute[0].i for node in casts}
+    assert {TensorProto.FLOAT} == {constants[node.input[0]].data_type for node in casts}
+    assert 2 * 2 + 1 + 2 * 2 == len(casts)
+    read = [constants[value] for node in graph.node for value in node.input if value in constants]
+    of_attention = {value for node in graph.node if node.op_type == "PagedAttention" for value in node.input}
+    wide = {tensor.name for tensor in read if tensor.data_type == TensorProto.FLOAT} - {node.input[0] for node in casts}
+    assert {"rope.cos", "rope.sin"} == wide == wide & of_attention
+    typed = {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+    assert {"logits", "kv_cache.0", "kv_cache.1"} == {n for n, kind in typed.items() if kind == TensorProto.FLOAT16}
+
+
+def test_attention_moves_to_the_domain_of_the_device(tiny_float16) -> None:
+    info = Manifest.load(tiny_float16).model
+    graph = onnx.load_from_string(cuda_graph(tiny_float16 / PREFILL_NAME, info, "chairlift.simulated").content).graph
+    assert {"chairlift.simulated"} == {node.domain for node in graph.node if node.op_type == "PagedAttention"}
+
+
+def with_windows(path: Path, folder: Path, *windows: int) -> Path:
+    model = onnx.load(path, load_external_data=False)
+    nodes = [node for node in model.graph.node if node.op_type == "PagedAttention"]
+    for node, window in zip(nodes, windows, strict=True):
+        next(attribute for attribute in node.attribute if attribute.name == "sliding_window").i = window
+    onnx.save(model, folder / path.name)
+    return folder / path.name
+
+
+@pytest.mark.parametrize(("windows", "expected"), [((0, 0), 0), ((9, 9), 9), ((9, 50), 50), ((9, 0), 0)])
+def test_the_planners_window_is_what_every_layer_keeps_within(tiny_float16, tmp_path, windows, expected: int) -> None:
+    path = with_windows(tiny_float16 / PREFILL_NAME, tmp_path, *windows)
+    assert expected == cuda_graph(path, Manifest.load(tiny_float16).model, "chairlift").sliding_window
+
+
+def test_what_is_no_graph_of_this_model_is_refused(tiny_float16, tmp_path) -> None:
+    info = Manifest.load(tiny_float16).model
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(b"no graph")
+    with pytest.raises(ModelFolderError, match="not a readable ONNX file"):
+        cuda_graph(bad, info, "chairlift")
+    model = onnx.load(tiny_float16 / PREFILL_NAME, load_external_data=False)
+    del model.graph.input[-1]
+    onnx.save(model, bad)
+    with pytest.raises(ModelFolderError, match="has 1 KV inputs, the manifest says 2 layers"):
+        cuda_graph(bad, info, "chairlift")
