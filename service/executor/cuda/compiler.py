@@ -1,0 +1,118 @@
+"""Compiles CUDA sources with NVRTC: to a cubin for one architecture, never to PTX that a driver would compile again.
+
+A driver refuses PTX that is newer than itself, while it runs the cubins of every compiler of its own major version.
+NVRTC comes from the wheel nvidia-cuda-nvrtc and needs neither a GPU nor a driver.
+"""
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cuda.bindings import nvrtc
+
+from service.errors import ConfigError
+
+_OPTIONS: Final = ("--std=c++17", "--generate-line-info", "--ptxas-options=-v")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A cubin, and what the compiler said: with ptxas's lines on registers, stack and spills."""
+
+    cubin: bytes
+    log: str
+
+
+def nvrtc_version() -> str:
+    """As in "13.5". Raises ConfigError when NVRTC is not installed."""
+    try:
+        status, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # what the loader raises changes with its version
+        raise ConfigError("NVRTC cannot be loaded: install chairlift[cuda]") from error
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise ConfigError(f"NVRTC does not tell its version: {status!r}")
+    return f"{major}.{minor}"
+
+
+def compile_cubin(source: Path, architecture: str, definitions: tuple[str, ...] = ()) -> Compiled:
+    """Compile `source` for an architecture like "sm_90"; headers lie beside it, `definitions` are like "HEAD_DIM=64".
+
+    Raises ConfigError with the compiler's log when the source does not compile.
+    """
+    nvrtc_version()
+    flags = [f"--gpu-architecture={architecture}", f"--include-path={source.parent}", *_OPTIONS]
+    flags += [f"--define-macro={definition}" for definition in definitions]
+    status, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, [], [])
+    _require(status, "nvrtcCreateProgram")
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+        log = _log(program)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise ConfigError(f"{source.name} does not compile for {architecture}:\n{log}")
+        status, num_bytes = nvrtc.nvrtcGetCUBINSize(program)
+        _require(status, "nvrtcGetCUBINSize")
+        cubin = bytearray(num_bytes)
+        _require(nvrtc.nvrtcGetCUBIN(program, cubin)[0], "nvrtcGetCUBIN")
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return Compiled(bytes(cubin), log)
+
+
+class CubinCache:
+    """Cubins in a folder, made on first use. Any number of processes may share it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def cubin(self, source: Path, architecture: str, definitions: tuple[str, ...] = ()) -> bytes:
+        """The cubin of `source`, from the folder if it holds one of the same source, headers, options and compiler.
+
+        Raises ConfigError as `compile_cubin` does, or when the folder cannot be written to.
+        """
+        target = self._folder / f"{source.stem}-{architecture}-{_digest(source, architecture, definitions)}.cubin"
+        if target.is_file():
+            return target.read_bytes()
+        cubin = compile_cubin(source, architecture, definitions).cubin
+        try:
+            self._write(target, cubin)
+        except OSError as error:
+            raise ConfigError(f"compiled kernels cannot be kept in {self._folder}: {error}") from error
+        return cubin
+
+    def _write(self, target: Path, cubin: bytes) -> None:
+        # Renamed when it is whole: a reader sees all of a file or none, and the last of two writers wins.
+        self._folder.mkdir(parents=True, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(dir=self._folder, prefix=f"{target.stem}-", suffix=".unfinished")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(cubin)
+            Path(unfinished).replace(target)
+        except OSError:
+            Path(unfinished).unlink(missing_ok=True)
+            raise
+
+
+def _digest(source: Path, architecture: str, definitions: tuple[str, ...]) -> str:
+    parts = [part.encode() for part in (nvrtc_version(), architecture, *_OPTIONS, *definitions)]
+    for path in (source, *sorted(source.parent.glob("*.cuh"))):
+        parts += [path.name.encode(), path.read_bytes()]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:24]
+
+
+def _log(program: nvrtc.nvrtcProgram) -> str:
+    status, num_bytes = nvrtc.nvrtcGetProgramLogSize(program)
+    _require(status, "nvrtcGetProgramLogSize")
+    log = bytearray(num_bytes)
+    _require(nvrtc.nvrtcGetProgramLog(program, log)[0], "nvrtcGetProgramLog")
+    return log.rstrip(b"\0").decode(errors="replace").strip()
+
+
+def _require(status: nvrtc.nvrtcResult, function: str) -> None:
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise ConfigError(f"{function} failed: {status!r}")

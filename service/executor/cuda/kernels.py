@@ -1,0 +1,166 @@
+"""The kernels of cuda/*.cu: what each is compiled for, its block and shared memory, and how it comes to a device."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from service.errors import ConfigError
+from service.executor.cuda.compiler import CubinCache
+from service.executor.cuda.launch import LoadedKernel
+
+DEFAULT_SHARED_BYTES: Final = 48 * 1024
+"""What a block may have without asking."""
+
+HEAD_DIMS: Final = (64, 96, 128, 256)
+BLOCK_SIZES: Final = (16, 32)
+_ATTENTION_WARPS: Final = 4
+_SAMPLE_THREADS: Final = 1024
+_RESERVED_BYTES: Final = 1024  # that the device adds to every block
+
+
+class Scalar(enum.StrEnum):
+    """Number types, by their names in the sources."""
+
+    FLOAT = "float"
+    BF16 = "bf16"
+    HALF = "half"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelConfig:
+    """What a model's kernels are compiled for. Raises ConfigError when there is no kernel for it."""
+
+    scalar: Scalar  # BF16 or HALF
+    head_dim: int
+    block_size: int
+    tile_tokens: int
+    is_kv_fp8: bool = False
+    logit: Scalar = Scalar.FLOAT
+
+    def __post_init__(self) -> None:
+        """Check what the kernels can do."""
+        if self.scalar is Scalar.FLOAT:
+            raise ConfigError("CUDA attention has kernels for float16 and bfloat16 models only")
+        if self.head_dim not in HEAD_DIMS:
+            raise ConfigError(f"head_dim: {self.head_dim} has no CUDA kernels; there are some for {_listed(HEAD_DIMS)}")
+        if self.block_size not in BLOCK_SIZES:
+            raise ConfigError(
+                f"block_size: {self.block_size} has no CUDA kernels; there are some for {_listed(BLOCK_SIZES)}"
+            )
+
+    @property
+    def definitions(self) -> tuple[str, ...]:
+        """Macros for the compiler, of every source."""
+        return (
+            f"SCALAR={self.scalar}",
+            f"HEAD_DIM={self.head_dim}",
+            f"BLOCK_SIZE={self.block_size}",
+            f"TILE_TOKENS={self.tile_tokens}",
+            f"KV_FP8={int(self.is_kv_fp8)}",
+            f"LOGIT={self.logit}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """A kernel of a configuration."""
+
+    name: str
+    source: str
+    block_threads: int
+    shared_bytes: int  # dynamic
+
+
+def kernel_specs(config: KernelConfig) -> tuple[KernelSpec, ...]:
+    """Every kernel. cuda/README.md describes them."""
+    tile = config.tile_tokens
+    bytes_of = attention_shared_bytes
+    return (
+        KernelSpec("rope_kv_write", "rope_kv_write.cu", 128, 16 * config.head_dim),
+        KernelSpec("attn_decode", "attention.cu", 2 * tile, bytes_of(16, config.head_dim, tile, config.is_kv_fp8)),
+        KernelSpec(
+            "attn_prefill",
+            "attention.cu",
+            32 * _ATTENTION_WARPS,
+            bytes_of(16 * _ATTENTION_WARPS, config.head_dim, tile, config.is_kv_fp8),
+        ),
+        KernelSpec("attn_combine", "attention_combine.cu", 128, 0),
+        KernelSpec("sample_rows", "sample_rows.cu", _SAMPLE_THREADS, SAMPLE_SHARED_BYTES),
+        KernelSpec("advance", "advance.cu", 256, 0),
+    )
+
+
+SAMPLE_SHARED_BYTES: Final = 2 * _SAMPLE_THREADS * 8 + _SAMPLE_THREADS // 32 * 8 + 16
+"""SelectMemory of sample_select.cuh: bins, a value a warp, a result."""
+
+
+def attention_shared_bytes(num_rows: int, head_dim: int, tile_tokens: int, is_kv_fp8: bool) -> int:
+    """Queries of 16 bits, then two stages each of keys and values; rows are padded by 16 bytes."""
+    kv_row_bytes = head_dim * (1 if is_kv_fp8 else 2) + 16
+    return num_rows * (2 * head_dim + 16) + 4 * tile_tokens * kv_row_bytes
+
+
+def choose_tile_tokens(head_dim: int, is_kv_fp8: bool, max_shared_bytes: int) -> int:
+    """64 if two blocks of attn_decode then share a multiprocessor, else 32.
+
+    `max_shared_bytes`: the most that a block may ask for, which is a multiprocessor's all but what is reserved a block.
+    Raises ConfigError when not even tiles of 32 fit.
+    """
+    decode_bytes = attention_shared_bytes(16, head_dim, 64, is_kv_fp8) + _RESERVED_BYTES
+    if 2 * decode_bytes <= max_shared_bytes + _RESERVED_BYTES:
+        return 64
+    prefill_bytes = attention_shared_bytes(16 * _ATTENTION_WARPS, head_dim, 32, is_kv_fp8)
+    if prefill_bytes > max_shared_bytes:
+        raise ConfigError(
+            f"head_dim: attention with {head_dim} takes {prefill_bytes:,} bytes of shared memory a block, and the "
+            f"device has {max_shared_bytes:,}"
+        )
+    return 32
+
+
+def source_folder() -> Path:
+    """Where the .cu files lie: beside this file in an installed package, else in the source tree."""
+    installed = Path(__file__).parent / "sources"
+    return installed if installed.is_dir() else Path(__file__).resolve().parents[3] / "cuda"
+
+
+class ModuleLoader(Protocol):
+    """A device that takes cubins. Methods raise ExecutorError when the device refuses."""
+
+    @property
+    def architecture(self) -> str:
+        """As in "sm_90"."""
+        ...
+
+    def load(self, cubin: bytes) -> int:
+        """A module's handle."""
+        ...
+
+    def function(self, module: int, name: str) -> int:
+        """A kernel's handle."""
+        ...
+
+    def allow_shared_bytes(self, function: int, num_bytes: int) -> None:
+        """Let a kernel have that much dynamic shared memory a block."""
+        ...
+
+
+def load_kernels(config: KernelConfig, cache: CubinCache, loader: ModuleLoader) -> Mapping[str, LoadedKernel]:
+    """Every kernel by its name, ready to launch. Raises ConfigError or ExecutorError."""
+    modules: dict[str, int] = {}
+    kernels: dict[str, LoadedKernel] = {}
+    for spec in kernel_specs(config):
+        if spec.source not in modules:
+            cubin = cache.cubin(source_folder() / spec.source, loader.architecture, config.definitions)
+            modules[spec.source] = loader.load(cubin)
+        function = loader.function(modules[spec.source], spec.name)
+        if spec.shared_bytes > DEFAULT_SHARED_BYTES:
+            loader.allow_shared_bytes(function, spec.shared_bytes)
+        kernels[spec.name] = LoadedKernel(function, spec.block_threads, spec.shared_bytes)
+    return kernels
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,91 @@
+"""From a configuration to loaded kernels, on a device that only keeps books."""
+
+import ctypes
+
+import pytest
+
+from service.errors import ConfigError
+from service.executor.cuda.compiler import CubinCache
+from service.executor.cuda.kernels import KernelConfig, Scalar, choose_tile_tokens, load_kernels
+from service.executor.cuda.kernels_driver import DriverModules, require_driver
+from service.executor.cuda.launch import LoadedKernel
+from tests.cuda.kernel_builds import missing_nvrtc
+
+CONFIG = KernelConfig(Scalar.HALF, head_dim=64, block_size=16, tile_tokens=64)
+
+
+class Books:
+    """A `ModuleLoader` that runs nothing. Handles count from 1."""
+
+    architecture = "sm_90"
+
+    def __init__(self):
+        self.modules = []
+        self.functions = []
+        self.shared = {}
+
+    def load(self, cubin):
+        self.modules.append(cubin)
+        return len(self.modules)
+
+    def function(self, module, name):
+        assert name.encode() in self.modules[module - 1]
+        self.functions.append(name)
+        return len(self.functions)
+
+    def allow_shared_bytes(self, function, num_bytes):
+        self.shared[self.functions[function - 1]] = num_bytes
+
+
+@pytest.mark.skipif(missing_nvrtc() is not None, reason=str(missing_nvrtc()))
+def test_every_kernel_is_loaded_once_from_one_module_a_source(tmp_path):
+    books = Books()
+    kernels = load_kernels(CONFIG, CubinCache(tmp_path), books)
+    names = ["rope_kv_write", "attn_decode", "attn_prefill", "attn_combine", "sample_rows", "advance"]
+    assert names == list(kernels)
+    assert names == books.functions
+    assert 5 == len(books.modules) == len(list(tmp_path.iterdir()))
+    assert LoadedKernel(2, 128, 39_168) == kernels["attn_decode"]
+    assert LoadedKernel(6, 256, 0) == kernels["advance"]
+
+
+@pytest.mark.skipif(missing_nvrtc() is not None, reason=str(missing_nvrtc()))
+def test_shared_memory_above_the_default_is_asked_for(tmp_path):
+    books = Books()
+    load_kernels(KernelConfig(Scalar.BF16, 96, 16, 64), CubinCache(tmp_path), books)
+    assert {"attn_decode": 56_576, "attn_prefill": 66_560} == books.shared
+    few = Books()
+    load_kernels(CONFIG, CubinCache(tmp_path), few)
+    assert {} == few.shared
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"head_dim": 80}, "head_dim: 80 has no CUDA kernels; there are some for 64, 96, 128, 256"),
+        ({"block_size": 64}, "block_size: 64 has no CUDA kernels; there are some for 16, 32"),
+        ({"scalar": Scalar.FLOAT}, "for float16 and bfloat16 models only"),
+    ],
+)
+def test_configuration_without_kernels_is_refused(changed, message):
+    fields = {"scalar": Scalar.HALF, "head_dim": 64, "block_size": 16, "tile_tokens": 64} | changed
+    with pytest.raises(ConfigError, match=message):
+        KernelConfig(**fields)
+
+
+def test_device_with_too_little_shared_memory_is_refused():
+    needed = 64 * 528 + 4 * 32 * 528  # queries and four stages of 32 rows of 256 numbers, padded
+    assert 32 == choose_tile_tokens(256, False, needed)
+    with pytest.raises(ConfigError, match="head_dim: attention with 256 takes 101,376 bytes"):
+        choose_tile_tokens(256, False, needed - 1)
+
+
+def test_missing_driver_is_said_before_anything_is_called():
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        for ask in (require_driver, DriverModules):
+            with pytest.raises(ConfigError, match=r"libcuda.so.1 cannot be loaded: no NVIDIA driver is installed"):
+                ask()
+    else:
+        pytest.skip("a driver is installed")
