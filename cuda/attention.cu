@@ -81,7 +81,10 @@ DEVICE void attend(const Launch& launch, const Item& item, char* queries) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(Shape<1>::kThreads)
+// As many blocks as the shared memory of a large multiprocessor holds must have registers; more would only spill.
+constexpr int kDecodeBlocks = kHeadDim <= 64 ? 5 : kHeadDim <= 96 ? 4 : kHeadDim <= 128 ? 3 : 2;
+
+extern "C" __global__ void __launch_bounds__(Shape<1>::kThreads, kDecodeBlocks)
     attn_decode(const T* q, const void* kv, const int* block_table, const int* items, const int* item_indptr, T* out,
                 float* part, float* lse, int table_stride, int num_kv_heads, int group_size, int window, float scale,
                 float softcap, float v_scale) {
