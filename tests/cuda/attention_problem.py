@@ -3,6 +3,7 @@
 Whatever must not be read is poisoned: NaN in slots without a token, -1 in columns of the block table without a block.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -117,7 +118,7 @@ def decode_plan(problem, num_blocks, chunk=0):
         begin = _first_seen(problem, context - q_len)
         cuts = [*range(begin, context, chunk or max(context, 1)), context] if context else [0, 0]
         is_whole = len(cuts) == 2
-        for kv_begin, kv_end in zip(cuts, cuts[1:], strict=False):
+        for kv_begin, kv_end in itertools.pairwise(cuts):
             slot = -1 if is_whole else num_slots
             num_slots += not is_whole
             items.append([seq, 0, q_len, kv_begin, kv_end, slot, problem.starts[seq], context])

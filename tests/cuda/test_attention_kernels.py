@@ -1,0 +1,167 @@
+"""Attention kernels on the simulator against attention from its definition, in float64."""
+
+import math
+
+import numpy as np
+import pytest
+
+from service.executor.cuda.kernels import KernelConfig, Scalar
+from tests.cuda.attention_problem import Problem, decode_plan, expected_attention, make_arrays, prefill_plan
+from tests.cuda.sim_kernels import Out, SimKernels
+from tests.cudasim.build import missing_tool
+from tests.cudasim.device import SimDevice
+
+pytestmark = pytest.mark.skipif(missing_tool() is not None, reason=str(missing_tool()))
+
+LIMIT = {"bf16": 5e-3, "half": 1e-3}  # relative error in the 2-norm
+NUM_BLOCKS = 3
+# Around blocks of 16 and 32 and tiles of 64; one empty row; the last sequence is the longest.
+LENGTHS = (1, 15, 16, 17, 0, 31, 33, 63, 64, 65, 150)
+SEEDS = (0, 2)  # threads in order, and shuffled
+
+
+def run_attention(problem, shape, *, chunk=0, tile_tokens=64, seed=0, arrays=None):
+    """What the kernels leave in `out`, which begins as NaN."""
+    arrays = arrays or make_arrays(problem)
+    config = KernelConfig(
+        Scalar(problem.scalar), problem.head_dim, problem.block_size, tile_tokens, is_kv_fp8=problem.is_fp8
+    )
+    kernels = SimKernels(config, SimDevice(seed=seed))
+    plan = decode_plan(problem, NUM_BLOCKS, chunk) if shape == "decode" else prefill_plan(problem)
+    out = Out(np.full_like(arrays.q, np.nan))
+    part = Out(np.full((plan.num_slots, problem.num_kv_heads, 16, problem.head_dim), np.nan, np.float32))
+    lse = Out(np.full(part.array.shape[:3], np.nan, np.float32))
+    has_parts = plan.num_slots > 0
+    blocks = NUM_BLOCKS if shape == "decode" else len(plan.items) + 2
+    kernels.launch(
+        f"attn_{shape}",
+        (blocks, problem.num_kv_heads),
+        arrays.q,
+        arrays.kv,
+        arrays.table,
+        plan.items,
+        plan.indptr,
+        out,
+        part if has_parts else None,
+        lse if has_parts else None,
+        arrays.table.shape[1],
+        problem.num_kv_heads,
+        problem.group_size,
+        problem.window,
+        problem.scale,
+        problem.softcap * math.log2(math.e),
+        problem.v_scale,
+    )
+    if has_parts:
+        grid = (len(problem.context), problem.num_kv_heads)
+        sizes = (problem.num_kv_heads, problem.group_size)
+        kernels.launch("attn_combine", grid, part.array, lse.array, plan.part_indptr, problem.starts, out, *sizes)
+    return out.array
+
+
+def check(problem, shape, **options):
+    arrays = make_arrays(problem)
+    got = run_attention(problem, shape, arrays=arrays, **options).astype(np.float64)
+    expected = expected_attention(problem, arrays)
+    assert np.linalg.norm(got - expected) < LIMIT[problem.scalar] * np.linalg.norm(expected)  # false for NaN
+
+
+def decode(group_size, **options):
+    return Problem(LENGTHS, (1,) * len(LENGTHS), group_size, **options)
+
+
+def mixed(group_size, **options):
+    return Problem((5, 97, 1, 0, 70, 150), (3, 47, 1, 1, 1, 30), group_size, **options)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("group_size", [1, 3, 4, 8])
+def test_decode_of_whole_sequences(group_size, seed):
+    check(decode(group_size), "decode", seed=seed)
+
+
+@pytest.mark.parametrize("chunk", [32, 64])
+def test_decode_of_cut_sequences(chunk):
+    check(decode(4), "decode", chunk=chunk, seed=2)
+
+
+@pytest.mark.parametrize("chunk", [0, 64])
+def test_decode_of_several_tokens(chunk):
+    check(Problem((1, 40, 70, 160), (1, 1, 2, 5), 3), "decode", chunk=chunk)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("group_size", [1, 3, 4, 8])
+def test_prefill_of_chunks_and_single_tokens(group_size, seed):
+    check(mixed(group_size), "prefill", seed=seed)
+
+
+@pytest.mark.parametrize("window", [1, 16, 20, 70])
+@pytest.mark.parametrize("shape", ["decode", "prefill"])
+def test_sliding_window(shape, window):
+    check(Problem((5, 40, 70, 160), (1, 1, 2, 5), 3, window=window), shape)
+
+
+@pytest.mark.parametrize("shape", ["decode", "prefill"])
+def test_soft_cap(shape):
+    check(Problem((5, 40, 70, 160), (1, 1, 2, 5), 3, softcap=1.5), shape, chunk=64 if shape == "decode" else 0)
+
+
+@pytest.mark.parametrize(("block_size", "tile_tokens"), [(32, 64), (32, 32), (16, 32)])
+def test_other_blocks_and_tiles(block_size, tile_tokens):
+    check(decode(4, block_size=block_size, scalar="half"), "decode", tile_tokens=tile_tokens, chunk=32)
+    check(mixed(4, block_size=block_size, scalar="half"), "prefill", tile_tokens=tile_tokens)
+
+
+@pytest.mark.parametrize("scalar", ["bf16", "half"])
+def test_fp8_keys_and_values(scalar):
+    options = {"scalar": scalar, "is_fp8": True, "k_scale": 0.5, "v_scale": 2.0}
+    check(decode(4, **options), "decode", chunk=64)
+    check(mixed(3, **options), "prefill")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_fp8", [False, True])
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize(("head_dim", "tile_tokens"), [(64, 64), (96, 64), (96, 32), (128, 64), (128, 32), (256, 32)])
+@pytest.mark.parametrize("scalar", ["bf16", "half"])
+def test_every_head_dim(scalar, head_dim, tile_tokens, block_size, is_fp8):
+    options = {"scalar": scalar, "head_dim": head_dim, "block_size": block_size, "is_fp8": is_fp8}
+    for group_size, seed in ((1, 0), (3, 1), (8, 2), (16, 3)):
+        check(decode(group_size, **options), "decode", tile_tokens=tile_tokens, seed=seed, chunk=64 * (seed % 2))
+        check(mixed(group_size, **options), "prefill", tile_tokens=tile_tokens, seed=seed)
+
+
+def test_queries_may_lie_in_the_output():
+    problem = mixed(3)
+    arrays = make_arrays(problem)
+    config = KernelConfig(Scalar.BF16, problem.head_dim, problem.block_size, 64)
+    kernels = SimKernels(config, SimDevice(seed=2))
+    plan = prefill_plan(problem)
+    both = Out(arrays.q.copy())
+    sizes = (arrays.table.shape[1], problem.num_kv_heads, problem.group_size, 0, problem.scale, 0.0, 1.0)
+    grid = (len(plan.items), problem.num_kv_heads)
+    memory = (both.array, arrays.kv, arrays.table, plan.items, plan.indptr, both, None, None)
+    kernels.launch("attn_prefill", grid, *memory, *sizes)
+    assert np.array_equal(run_attention(problem, "prefill", arrays=arrays), both.array)
+
+
+def test_result_is_the_same_in_any_order_of_threads():
+    problem = decode(3)
+    first, *others = (run_attention(problem, "decode", chunk=32, seed=seed).tobytes() for seed in range(4))
+    assert [first] * 3 == others
+
+
+def test_rows_without_an_item_are_not_written():
+    problem = Problem((20, 40), (1, 1), 4)
+    arrays = make_arrays(problem)
+    kernels = SimKernels(KernelConfig(Scalar.BF16, 64, 16, 64), SimDevice())
+    plan = decode_plan(problem, 1)
+    out = Out(np.full_like(arrays.q, 7.0))
+    sizes = (arrays.table.shape[1], problem.num_kv_heads, problem.group_size, 0, problem.scale, 0.0, 1.0)
+    indptr = np.array([1, 2], np.int32)  # the second item only
+    memory = (arrays.q, arrays.kv, arrays.table, plan.items, indptr, out, None, None)
+    kernels.launch("attn_decode", (1, problem.num_kv_heads), *memory, *sizes)
+    assert (out.array[0] == 7.0).all()
+    assert np.isfinite(out.array[1].astype(np.float32)).all()
+    assert not (out.array[1] == 7.0).any()
