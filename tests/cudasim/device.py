@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
+from typing import Any, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tests.cudasim.build import kernel_library, runtime_library
 
 Dim3 = tuple[int, int, int]
-Argument = Union["ctypes._SimpleCData[int]", "ctypes._SimpleCData[float]", ctypes.Structure, np.generic]
+Argument = Union["ctypes._SimpleCData[Any]", ctypes.Structure, np.generic]
 """One kernel argument of exactly the parameter's size; pointers are c_void_p or c_uint64 of an address."""
 
 

@@ -73,23 +73,29 @@ class _Function:
         ]
 
     def _body(self) -> list[str]:
+        """All code of one location on one line, so that the compiler counts no further."""
         lines: list[str] = []
         seen: set[str] = set()
         location: Location | None = None
         for each in self._kernel.body:
             if isinstance(each, Label):
                 seen.add(each.name)
-                lines.append(f"{identifier(each.name)}:;")
-                continue
-            if each.location != location:
-                location = each.location
-                lines.append(f'#line {location.line} "{location.file}"')
-            code = self._statement(each, seen)
-            guard = (
-                Operands(each, self._kernel.registers, self._symbols).value(each.guard, "pred") if each.guard else ""
-            )
-            lines.append(f"if ({guard}) {{ {code} }}" if guard else code)
+                code = f"{identifier(each.name)}:;"
+            else:
+                if each.location != location:
+                    location = each.location
+                    lines += [f'#line {location.line} "{location.file}"', ""]
+                code = self._guarded(each, self._statement(each, seen))
+            if not lines:
+                lines.append("")
+            lines[-1] += " " + code
         return lines
+
+    def _guarded(self, instruction: Instruction, code: str) -> str:
+        if not instruction.guard:
+            return code
+        x = Operands(instruction, self._kernel.registers, self._symbols)
+        return f"if ({x.value(instruction.guard, 'pred')}) {{ {code} }}"
 
     def _statement(self, instruction: Instruction, seen: set[str]) -> str:
         x = Operands(instruction, self._kernel.registers, self._symbols)

@@ -102,18 +102,16 @@ uint32_t barrier_reduce(const char* where, uint32_t id, uint32_t num_threads, Re
   release(sync);
   Fiber& me = *scheduler.current;
   me.where = where, me.what = "a barrier", me.barrier = &b;
-  if (++b.num_arrived < b.num_expected) {
-    me.waiting = Waiting::at_barrier;
-    run_others();
-  } else {
+  me.waiting = Waiting::at_barrier;
+  if (++b.num_arrived == b.num_expected) {
     b.num_arrived = 0;
     std::memcpy(b.last_result, b.result, sizeof b.result);
     for (int i = 0; i < scheduler.num_threads; ++i) {
       Fiber& other = scheduler.fibers[i];
       if (other.waiting == Waiting::at_barrier && other.barrier == &b) make_ready(other);
     }
-    yield_if_shuffled();
   }
+  run_others();
   acquire(sync);
   return b.last_result[static_cast<int>(how)];
 }
@@ -133,20 +131,16 @@ void meet_in_warp(const char* where, const char* what, uint32_t mask, void* payl
   if (orders_memory) release(sync);
   Fiber& me = *scheduler.current;
   me.where = where, me.what = what;
-  if (meeting.arrived != mask) {
-    me.waiting = Waiting::in_warp;
-    run_others();
-  } else {
+  me.waiting = Waiting::in_warp;
+  if (meeting.arrived == mask) {
     void* lanes[warp_size];
     for (int i = 0; i < warp_size; ++i) lanes[i] = mask >> i & 1 ? meeting.payload[i] : nullptr;
     compute(lanes);
     meeting.arrived = 0;
-    for (int i = 0; i < warp_size; ++i) {
-      Fiber& other = scheduler.fibers[(self->warp * warp_size + static_cast<uint32_t>(i)) % max_threads];
-      if (mask >> i & 1 && &other != &me) make_ready(other);
-    }
-    yield_if_shuffled();
+    for (uint32_t i = 0; i < warp_size; ++i)
+      if (mask >> i & 1) make_ready(scheduler.fibers[self->warp * warp_size + i]);
   }
+  run_others();
   if (orders_memory) acquire(sync);
 }
 

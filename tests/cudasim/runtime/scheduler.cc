@@ -195,12 +195,6 @@ void run_others() {
   if (next != me) jump(me, next);
 }
 
-void yield_if_shuffled() {
-  if (!scheduler.is_shuffled) return;
-  make_ready(*scheduler.current);
-  run_others();
-}
-
 void spin(const char* where, uint64_t num_branches) {
   if (num_branches >= scheduler.max_branches)
     fail(where, "still looping after %llu backward branches: it waits for another block, or for ever",

@@ -59,8 +59,6 @@ uint64_t random_below(uint64_t bound);
 void make_ready(Fiber& fiber);
 // Gives up the processor; the caller has said what it waits for.
 void run_others();
-// Lets others run first if the order is shuffled, so that the last to arrive is not always the first to go on.
-void yield_if_shuffled();
 // Runs `kernel` on every thread of the current block. False if it failed.
 bool run_block(void** arguments);
 
