@@ -55,11 +55,13 @@ class SimDevice:
     """Addresses are host addresses. Sanitized flavours need a process that has their library loaded: see `sanitized`.
 
     One at a time and one launching thread: seed and recording belong to the newest device of the process. Seed 0 runs
-    threads and blocks in order, any other number shuffles both.
+    threads and blocks in order, any other number shuffles both. `sources`: a folder whose files are compiled instead of
+    those of the same name.
     """
 
-    def __init__(self, flavour: str = "plain", seed: int = 0) -> None:
+    def __init__(self, flavour: str = "plain", seed: int = 0, sources: Path | None = None) -> None:
         self._flavour = flavour
+        self._sources = sources
         self._runtime = ctypes.CDLL(str(runtime_library(flavour)), mode=ctypes.RTLD_GLOBAL)
         self._runtime.sim_failure.restype = ctypes.c_char_p
         self._runtime.sim_allocate.restype = ctypes.c_void_p
@@ -147,6 +149,8 @@ class SimDevice:
 
     def load(self, source: Path, options: tuple[str, ...] = ()) -> SimModule:
         """Compile a .cu file, or take it from the cache. Raises CompileError, TranslationError, BuildError."""
+        if self._sources:
+            source = self._sources / source.name
         return SimModule(ctypes.CDLL(str(kernel_library(source, options, self._flavour))))
 
     def set_max_shared_bytes(self, kernel: int, num_bytes: int) -> None:

@@ -43,10 +43,11 @@ class Outcome:
         return list(dict.fromkeys(re.findall(r"[\w.]+\.cuh?:\d+", self.output)))
 
 
-def run_case(flavour: str, seed: int, case: str, *arguments: str, timeout_s: float = 600) -> Outcome:
-    """Run "package.module:function" on a device of a flavour. Compiles first, without the sanitizer's overhead."""
+def run_case(flavour: str, seed: int, case: str, *arguments: str, sources: Path | None = None) -> Outcome:
+    """Run "package.module:function" on a device of a flavour, of `sources` in place of the kernels' own, if given."""
     environment = dict(os.environ)
-    command = [sys.executable, "-m", "tests.cudasim.sanitized", flavour, str(seed), case, *arguments]
+    device = [flavour, str(seed), str(sources or "")]
+    command = [sys.executable, "-m", "tests.cudasim.sanitized", *device, case, *arguments]
     if flavour != "plain":
         preloaded = f"{sanitizer_library(flavour)} {compiler_library('libstdc++.so')}"
         environment |= {
@@ -63,17 +64,17 @@ def run_case(flavour: str, seed: int, case: str, *arguments: str, timeout_s: flo
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout_s,
+        timeout=600,
         check=False,
     )
     return Outcome(result.returncode, result.stdout)
 
 
-def main(flavour: str, seed: str, case: str, *arguments: str) -> None:
+def main(flavour: str, seed: str, sources: str, case: str, *arguments: str) -> None:
     """The process that `run_case` starts."""
     os.environ.pop("LD_PRELOAD", None)  # not for g++
     module, _, function = case.partition(":")
-    device = SimDevice(flavour, int(seed))
+    device = SimDevice(flavour, int(seed), Path(sources) if sources else None)
     try:
         getattr(importlib.import_module(module), function)(device, *arguments)
     except SimError as error:
