@@ -19,9 +19,9 @@ class ChunkBudget:
     `max_chunk_tokens` bounds the prompt tokens of one step, all its chunks together; 0 sets no bound of its own.
 
     With a target for the time between the tokens of a stream, chunks fill the time that decoding leaves of it, as the
-    step-time model says and less its usual error. Prompts always get `prefill_share` of the target, and a block's
-    tokens at least, so that decoding cannot starve them. No chunk is more than twice as large as any that was
-    measured, the first ones two blocks: what a far larger one would take, the model cannot know.
+    step-time model says and less its usual error. Prompts always get `prefill_share` of the target, and a token at
+    least, so that decoding cannot starve them. No chunk is more than twice as large as any that was measured lately,
+    or than a block: what a far larger one would take, the model cannot know.
     """
 
     def __init__(self, config: SchedulerConfig, step_time: StepTimeModel) -> None:
@@ -43,13 +43,13 @@ class ChunkBudget:
         computed = batch.num_computed_tokens[: batch.num_rows]
         context_tokens = int(computed[: batch.num_decode_rows].sum())
         in_progress = int(computed[batch.num_decode_rows :].max(initial=0))
-        largest = 2 * max(model.max_prefill_tokens, block_size)
-        if not model.max_prefill_tokens:
+        largest = int(2 * max(model.recent_prefill_tokens, block_size))
+        if not model.recent_prefill_tokens:
             return largest
         with_prompt = StepLoad(1, num_decode_tokens, context_tokens)
         taken_ns = model.predict_ns(with_prompt) + model.spread_ns(with_prompt)
         free_ns = max(target_ns - taken_ns, self._config.prefill_share * target_ns)
-        return int(max(block_size, min(model.chunk_for(free_ns, in_progress), largest)))
+        return max(1, int(min(model.chunk_for(free_ns, in_progress), largest)))
 
 
 @dataclass(frozen=True, slots=True)

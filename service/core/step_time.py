@@ -15,10 +15,17 @@ _FORGETTING = 0.99
 _MIN_STEPS = 8  # measured of a kind before anything is said of it
 _STEPS_PER_FIT = 32
 _NUM_FIRST_STEPS = 32  # of a kind, each of which is learned from at once
+_FADING = 0.9  # from one step with a prompt to the next
 _RIDGE = 1e-6
 _TOLERANCE = 3.0
 _SPREAD_GAIN = 0.05
 _MIN_SPREAD = 0.01
+
+
+# prices = _SHARES @ what is fitted. A decode row passes the same GEMMs as a token of a chunk, and then costs something
+# more: so chunks that are all alike, or measured when the machine had become slower, cannot be taken for dearer.
+_SHARES: Float64Array = np.eye(_NUM_TERMS)
+_SHARES[2, 1] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,8 @@ def load_of(plan: StepPlan, batch: BatchState, rows: Rows | None = None) -> Step
 
 
 class StepTimeModel:
-    """Nanoseconds of a step as a sum: a constant, and a price for each unit of its load; none is negative.
+    """Nanoseconds of a step as a sum: a constant, and a price for each unit of its load; none is negative, and a decode
+    row costs no less than a token of a chunk.
 
     Fitted by recursive least squares with exponential forgetting (Ljung, "System Identification", 11.2), in its
     information form: the decayed sums of x x' and x y are kept, and solved now and then. Steps with and without
@@ -58,8 +66,8 @@ class StepTimeModel:
     """
 
     def __init__(self) -> None:
-        self.max_prefill_tokens = 0  # of one step measured so far
-        self._prices: Float64Array = np.zeros(_NUM_TERMS)
+        self.recent_prefill_tokens = 0.0  # the most of one step measured, fading; 0 before the first
+        self._fitted: Float64Array = np.zeros(_NUM_TERMS)
         self._price_list = [0.0] * _NUM_TERMS  # the same, for predictions: numpy is slow with five numbers
         self._information: Float64Array = np.zeros((2, _NUM_TERMS, _NUM_TERMS))  # [without or with prompts]
         self._moments: Float64Array = np.zeros((2, _NUM_TERMS))
@@ -70,7 +78,7 @@ class StepTimeModel:
     @property
     def prices(self) -> Float64Array:
         """float64[5] nanoseconds: of a step, a prefill token, a decode row, a context token, a prefill pair."""
-        return self._prices.copy()
+        return np.array(self._price_list)
 
     @property
     def knows_prefill(self) -> bool:
@@ -90,8 +98,11 @@ class StepTimeModel:
         weight = self._weigh(kind, self.predict_ns(load), elapsed_ns)
         self._unfitted.append((kind, weight, elapsed_ns, load))
         self._num_steps[kind] += 1
-        self.max_prefill_tokens = max(self.max_prefill_tokens, load.prefill_tokens)
-        if len(self._unfitted) >= _STEPS_PER_FIT or self._num_steps[kind] <= _NUM_FIRST_STEPS:
+        if load.prefill_tokens:
+            self.recent_prefill_tokens = max(_FADING * self.recent_prefill_tokens, float(load.prefill_tokens))
+        # A step that surprises is learned from at once, else chunks could grow for many steps on a wrong price.
+        is_due = weight < 1.0 or len(self._unfitted) >= _STEPS_PER_FIT
+        if is_due or self._num_steps[kind] <= _NUM_FIRST_STEPS:
             self._learn()
             self._fit()
 
@@ -144,7 +155,7 @@ class StepTimeModel:
                 continue
             decay = _FORGETTING ** np.arange(len(steps))[::-1]
             weights = decay * [weight for _, weight, _, _ in steps]
-            terms = np.array([load.terms() for _, _, _, load in steps])
+            terms = np.array([load.terms() for _, _, _, load in steps]) @ _SHARES
             weighted = weights[:, None] * terms
             kept = _FORGETTING ** len(steps)
             self._information[kind] = kept * self._information[kind] + weighted.T @ terms
@@ -153,19 +164,19 @@ class StepTimeModel:
         self._unfitted.clear()
 
     def _fit(self) -> None:
-        """Solve for the prices. Where the steps say nothing, the prices stay what they were."""
+        """Solve for the prices. Where the steps say nothing, they stay what they were."""
         information, moments = self._information.sum(axis=0), self._moments.sum(axis=0)
         ridge = _RIDGE * np.diag(information)
         ridge[ridge == 0.0] = 1.0  # a term that was never seen
         normal = information + np.diag(ridge)
-        target = moments + ridge * self._prices
+        target = moments + ridge * self._fitted
         free = np.arange(_NUM_TERMS)
-        prices = np.zeros(_NUM_TERMS)
+        fitted = np.zeros(_NUM_TERMS)
         while len(free):
             found = np.linalg.solve(normal[np.ix_(free, free)], target[free])
             if found.min() >= 0.0:
-                prices[free] = found
+                fitted[free] = found
                 break
             # What would be negative is taken to cost nothing, the worst one first.
             free = np.delete(free, int(np.argmin(found * np.diag(normal)[free] ** 0.5)))
-        self._prices, self._price_list = prices, prices.tolist()
+        self._fitted, self._price_list = fitted, (_SHARES @ fitted).tolist()

@@ -68,6 +68,31 @@ def test_a_machine_that_becomes_twice_as_slow_is_followed():
     assert model.predict_ns(load) == pytest.approx(2 * float(load.terms() @ PRICES), rel=0.05)
 
 
+def test_chunks_of_one_token_are_not_taken_for_dear_on_a_machine_that_became_slower():
+    model = StepTimeModel()
+    for i in range(150):
+        load = StepLoad(0, 4, 400 + 4 * i)
+        model.observe(load, round(float(load.terms() @ PRICES)))
+    for i in range(400):  # no step without a prompt that would show what decoding costs now
+        load = with_chunk(StepLoad(0, 4, 1000 + 4 * i), 1, i)
+        model.observe(load, round(2 * float(load.terms() @ PRICES)))
+        assert model.prices[1] <= 2 * model.predict_ns(load) / 5, "twice an equal share of the step's five tokens"
+
+
+def test_a_step_that_surprises_is_learned_from_at_once():
+    model, load = taught(300), with_chunk(StepLoad(0, 4, 2000), 64, 0)
+    usual_ns = model.predict_ns(load)
+    model.observe(load, round(3 * usual_ns))
+    assert model.predict_ns(load) > 1.001 * usual_ns
+
+
+def test_the_largest_recent_chunk_fades_step_by_step():
+    model = StepTimeModel()
+    for num_tokens, expected in ((512, 512.0), (16, 460.8), (0, 460.8), (500, 500.0)):
+        model.observe(StepLoad(num_tokens, 1, 10), 1_000_000)
+        assert model.recent_prefill_tokens == pytest.approx(expected)
+
+
 def test_what_a_prompt_costs_is_remembered_over_ten_thousand_steps_without_one():
     model, rng = taught(200), np.random.default_rng(3)
     for _ in range(10_000):
