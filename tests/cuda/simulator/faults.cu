@@ -90,6 +90,7 @@ KERNEL misaligned_global(const char* in, int* out) {
 KERNEL division_by_zero(int* out) {
   out[threadIdx.x] = 100 / out[threadIdx.x];  // fault division_by_zero
 }
+KERNEL wild_address(int* out) { out[1l << 45] = 1; }
 KERNEL traps(int* out) {
   if (out[0] == 0) __trap();  // fault traps
 }

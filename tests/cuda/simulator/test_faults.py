@@ -49,6 +49,7 @@ def launch(device: SimDevice, name: str, *arguments: int, blocks: int = 1, threa
         ("too_little_alignment", [32], 32, "misaligned access of 4 bytes at shared address"),
         ("misaligned_global", [32, 32], 32, "misaligned access of 4 bytes"),
         ("division_by_zero", [32], 32, "integer division by zero"),
+        ("wild_address", [32], 32, "which is no memory"),
         ("traps", [32], 32, "trap"),
         ("reads_before_wait", [4, 1], 1, "before the wait that covers its cp.async"),
         ("waits_uncommitted", [4, 1], 1, "before the wait that covers its cp.async"),

@@ -144,7 +144,9 @@ uint32_t bfind_shiftamt(T a) {
   return found == ~0u ? found : static_cast<uint32_t>(sizeof(T) * 8 - 1 - found);
 }
 template <class T>
-T mask(uint32_t length) { return length >= sizeof(T) * 8 ? static_cast<T>(~T(0)) : static_cast<T>((T(1) << length) - 1); }
+T mask(uint32_t length) {
+  return length >= sizeof(T) * 8 ? static_cast<T>(~T(0)) : static_cast<T>((T(1) << length) - 1);
+}
 template <class T>
 T bfi(T field, T into, uint32_t position, uint32_t length) {
   const T m = shl(mask<T>(length & 255), position & 255);

@@ -116,7 +116,9 @@ int sim_launch(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z
   failure.clear();
   tell_observer(kernel, shared_bytes, arguments);
   begin_launch();
+  watch_wild_addresses();
   const bool is_good = run_blocks(kernel, shared_bytes, arguments);
+  ignore_wild_addresses();
   finish_launch();
   return is_good ? success : launch_failed;
 }

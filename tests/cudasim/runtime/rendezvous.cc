@@ -6,13 +6,16 @@
 namespace sim {
 namespace {
 
+struct Results {
+  uint32_t all, any, count;
+};
+
 struct Barrier {
   int num_arrived = 0, num_expected = 0;
   bool has_count = false;
   const char* where = "";
   const void* sync = nullptr;
-  uint32_t result[3];  // by Reduce
-  uint32_t last_result[3];
+  Results results, last_results;
 };
 
 struct Meeting {
@@ -51,7 +54,8 @@ Meeting& meeting_of(const char* where, const char* what, uint32_t mask) {
         fail(where, "lanes meet in different warp operations: %s here, %s at %s", what, meeting.what, meeting.where);
       return meeting;
     } else if (meeting.mask & mask) {
-      fail(where, "overlapping masks: 0x%08x here, 0x%08x in %s at %s", mask, meeting.mask, meeting.what, meeting.where);
+      fail(where, "overlapping masks: 0x%08x here, 0x%08x in %s at %s", mask, meeting.mask, meeting.what,
+           meeting.where);
     }
   }
   if (!found) fail(where, "too many warp operations at once");
@@ -89,7 +93,7 @@ uint32_t barrier_reduce(const char* where, uint32_t id, uint32_t num_threads, Re
   const int expected = num_threads ? static_cast<int>(num_threads) : scheduler.num_threads;
   if (b.num_arrived == 0) {
     b.where = where, b.num_expected = expected, b.has_count = num_threads != 0, b.sync = fresh_sync();
-    b.result[0] = 1, b.result[1] = b.result[2] = 0;
+    b.results = {1, 0, 0};
   } else if (b.num_expected != expected) {
     fail(where, "threads give barrier %u different counts: %d here, %d at %s", id, expected, b.num_expected, b.where);
   } else if (!b.has_count && !is_same_place(b.where, where)) {
@@ -98,14 +102,14 @@ uint32_t barrier_reduce(const char* where, uint32_t id, uint32_t num_threads, Re
   if (!num_threads && scheduler.num_alive < scheduler.num_threads)
     fail(where, "a barrier of the whole block after a thread has left the kernel");
   const void* sync = b.sync;
-  b.result[0] &= value, b.result[1] |= value, b.result[2] += value;
+  b.results = {b.results.all & value, b.results.any | value, b.results.count + value};
   release(sync);
   Fiber& me = *scheduler.current;
   me.where = where, me.what = "a barrier", me.barrier = &b;
   me.waiting = Waiting::at_barrier;
   if (++b.num_arrived == b.num_expected) {
     b.num_arrived = 0;
-    std::memcpy(b.last_result, b.result, sizeof b.result);
+    b.last_results = b.results;
     for (int i = 0; i < scheduler.num_threads; ++i) {
       Fiber& other = scheduler.fibers[i];
       if (other.waiting == Waiting::at_barrier && other.barrier == &b) make_ready(other);
@@ -113,7 +117,7 @@ uint32_t barrier_reduce(const char* where, uint32_t id, uint32_t num_threads, Re
   }
   run_others();
   acquire(sync);
-  return b.last_result[static_cast<int>(how)];
+  return how == Reduce::all ? b.last_results.all : how == Reduce::any ? b.last_results.any : b.last_results.count;
 }
 
 void barrier(const char* where, uint32_t id, uint32_t num_threads) {

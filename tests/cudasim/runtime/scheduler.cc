@@ -101,8 +101,8 @@ struct Stack {
   void* tsan = nullptr;
 };
 
-// Stacks, and the threads that ThreadSanitizer knows them by. Blocks take turns with several sets: with one set, thread i
-// of a block would be ordered behind thread i of the block before, and after a barrier so would be all the others.
+// Stacks, and the threads that ThreadSanitizer knows them by. Blocks take turns with several sets: with one set, thread
+// i of a block would be ordered behind thread i of the block before, and after a barrier so would be all the others.
 constexpr int max_sets = 8, num_stacks = 2 * max_threads;
 Stack stacks[num_stacks];
 int num_blocks_run = 0;

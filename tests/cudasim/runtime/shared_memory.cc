@@ -19,7 +19,8 @@ uint64_t checked_offset(const char* where, uint64_t address, uint32_t num_bytes)
     fail(where, "address 0x%llx lies outside shared memory (was a pointer not converted to a shared address?)",
          static_cast<unsigned long long>(address));
   if (address % num_bytes)
-    fail(where, "misaligned access of %u bytes at shared address %llu", num_bytes, static_cast<unsigned long long>(address));
+    fail(where, "misaligned access of %u bytes at shared address %llu", num_bytes,
+         static_cast<unsigned long long>(address));
   for (uint32_t i = 0; i < num_bytes; ++i)
     if (states[offset + i] == outside) fail(where, "out of bounds of an array in shared memory");
   return offset;

@@ -50,7 +50,7 @@ struct Scheduler {
 };
 
 extern Scheduler scheduler;
-extern std::string failure;        // why the last launch failed
+extern std::string failure;  // why the last launch failed
 extern const Kernel* running;
 
 uint64_t random_below(uint64_t bound);
@@ -65,6 +65,10 @@ bool run_block(void** arguments);
 // Tell ThreadSanitizer that all threads come after what the launcher did before, and the launcher after all threads.
 void begin_launch();
 void finish_launch();
+
+// Between these two a segmentation fault of a kernel fails the launch; not with a sanitizer.
+void watch_wild_addresses();
+void ignore_wild_addresses();
 
 void reset_copies();
 void check_copies_after_exit();
@@ -90,7 +94,8 @@ struct Unwatched {
   Unwatched() {}
 };
 #endif
-// An address that orders exactly one rendezvous: one used again would order threads that nothing orders, and hide races.
+// An address that orders exactly one rendezvous: one used again would order threads that nothing orders, and hide
+// races.
 const void* fresh_sync();
 
 }  // namespace sim
