@@ -31,6 +31,7 @@ class ExecutorSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="where the model runs")
     kv_memory: str = Field(default="0.5", description="KV buffer: 512MiB, or a share of free memory, as 0.5")
     kv_dtype: Literal["auto", "float32", "float16", "int8"] = Field(default="auto", description="type of a KV element")
     block_size: int = Field(default=16, ge=1, description="token positions per KV block, a power of two")
@@ -52,6 +53,22 @@ class ExecutorSettings(BaseModel):
         default="step", description="step: threads wait up to 100 us for a step's next piece before they sleep"
     )
 
+    capture: Literal["eager", "lazy", "off"] = Field(
+        default="eager",
+        description="cuda: capture decode steps as CUDA graphs at the start, when needed, or never",
+    )
+    capture_buckets: str = Field(
+        default="",
+        pattern=r"^(\d{1,5}(,\d{1,5})*)?$",
+        description="cuda: numbers of rows to capture, as 1,8,64; unset: a few up to max_num_seqs",
+    )
+    kernel_cache: str = Field(
+        default="~/.cache/chairlift/kernels", min_length=1, description="cuda: folder that keeps compiled kernels"
+    )
+    deterministic: Literal["off", "on"] = Field(
+        default="off", description="cuda: on: attention of a sequence never depends on what runs beside it"
+    )
+
     @field_validator("max_num_batched_tokens")
     @classmethod
     def _has_room_for_every_sequence(cls, max_num_batched_tokens: int, others: ValidationInfo) -> int:
@@ -65,6 +82,7 @@ class ExecutorSettings(BaseModel):
         """The executor's part, for one model folder."""
         return ExecutorConfig(
             model_dir=model_dir,
+            device=self.device,
             kv_memory=self.kv_memory,
             kv_dtype=self.kv_dtype,
             block_size=self.block_size,
@@ -73,6 +91,10 @@ class ExecutorSettings(BaseModel):
             max_model_len=self.max_model_len,
             num_threads=self.threads,
             spin=self.spin,
+            capture=self.capture,
+            capture_buckets=tuple(map(int, self.capture_buckets.split(","))) if self.capture_buckets else None,
+            kernel_cache=self.kernel_cache,
+            deterministic=self.deterministic,
         )
 
 

@@ -63,5 +63,5 @@ class HostExecutor:
         library = OpLibrary()
         device = HostDevice(kernels.launch, capacity_bytes)
         session = GraphSession(OrtSession.load(config.model_dir, manifest.model, library.path, device, captures=True))
-        executor = CudaExecutor(config, manifest, CudaParts(device, session, kernels.kernels, library))
+        executor = CudaExecutor(config, manifest, CudaParts(device, session, kernels.kernels, library, kernels.close))
         return cls(executor, device, session, kernels)

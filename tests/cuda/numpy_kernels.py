@@ -163,19 +163,22 @@ class NumpyKernels:
     def _cache(self, kv: int, kv_heads: int, last_block: int) -> np.ndarray:
         return at(kv, (last_block + 1, 2, kv_heads, self.block_size, self.head_dim))
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def take_log(self) -> Iterator[Launch]:
         """The launches since the last call."""
         taken, self.log = self.log, []
         return iter(taken)
 
 
-def fixed_arguments(launch: Launch) -> tuple[bytes, ...]:
+def fixed_arguments(kernel: str, raw: bytes) -> tuple[bytes, ...]:
     """A launch's arguments without those that ONNX Runtime allocates: between nodes, on the CPU, it may move them."""
     moving = {"rope_kv_write": (0, 7), "attn_decode": (0, 5), "attn_prefill": (0, 5), "attn_combine": (4,)}
     arguments, start = [], 0
-    for place, kind in enumerate(SIGNATURES[launch.name]):
+    for place, kind in enumerate(SIGNATURES[kernel]):
         size = ctypes.sizeof(kind)
-        if place not in moving.get(launch.name, ()):
-            arguments.append(launch.arguments[start : start + size])
+        if place not in moving.get(kernel, ()):
+            arguments.append(raw[start : start + size])
         start += size
     return tuple(arguments)

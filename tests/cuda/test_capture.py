@@ -124,7 +124,7 @@ def test_replays_launch_the_same_whatever_the_lengths_and_the_block_tables(host_
         made.kernels.log.clear()
         run_ids(made, *lens)
         launches = [launch for launch in made.kernels.take_log() if launch.name != "sample_rows"]
-        logs.append([(*launch[:4], fixed_arguments(launch)) for launch in launches])
+        logs.append([(*launch[:4], fixed_arguments(launch.name, launch.arguments)) for launch in launches])
     assert len(logs[0]) == 2 * 3, "rotation, decode and combine, of two layers"
     assert logs[0] == logs[1]
 

@@ -97,6 +97,22 @@ def test_executor_gets_its_own_part() -> None:
     assert (executor.num_threads, executor.spin, executor.model_dir) == (3, "step", Path("m"))
 
 
+def test_executor_gets_what_concerns_gpus() -> None:
+    executor = config.load(config.ExecutorSettings, parsed()).executor_config(Path("m"))
+    assert ("cpu", "eager", None, "off") == (
+        executor.device,
+        executor.capture,
+        executor.capture_buckets,
+        executor.deterministic,
+    )
+    flags = ("--device", "cuda", "--capture", "lazy", "--capture-buckets", "1,8,64", "--deterministic", "on")
+    executor = config.load(config.ExecutorSettings, parsed(*flags)).executor_config(Path("m"))
+    assert ("cuda", "lazy", (1, 8, 64)) == (executor.device, executor.capture, executor.capture_buckets)
+    for wrong in ("1,", "x", "1;8", "-1", "123456"):
+        with pytest.raises(ConfigError, match="--capture-buckets"):
+            config.load(config.ExecutorSettings, parsed(f"--capture-buckets={wrong}"))
+
+
 @pytest.mark.parametrize("flags", [["--max-num-seqs", "513"], ["--max-num-batched-tokens", "15"]])
 def test_step_without_room_for_every_sequence_is_refused(flags: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"--max-num-batched-tokens .*: must be at least max_num_seqs, (513|16)"):

@@ -8,6 +8,7 @@ kernel is given here, penalties and log-probabilities say, have their logits cop
 Left out so far: the host's work on a step while the device runs the one before, and KV that moves to the host.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -47,12 +48,13 @@ _PROBE_BLOCKS: Final = 2  # the null block, and one more, since no KV buffer is 
 
 @dataclass(frozen=True, slots=True)
 class CudaParts:
-    """What an executor is put together from; it owns device and session."""
+    """What an executor is put together from; it owns device, session and kernels."""
 
     device: Device
     session: Session
     kernels: ModelKernels
     library: OpLibrary
+    release_kernels: Callable[[], None]
 
 
 class CudaExecutor:
@@ -61,7 +63,8 @@ class CudaExecutor:
     def __init__(self, config: ExecutorConfig, manifest: Manifest, parts: CudaParts) -> None:
         """Allocate all buffers, the KV buffer last, from what measured steps leave. Raises ConfigError."""
         model = manifest.model
-        self._device, self._session, self._capture = parts.device, parts.session, config.capture
+        self._device, self._session, self._release_kernels = parts.device, parts.session, parts.release_kernels
+        self._capture = config.capture
         self._graphs = BucketGraphs(checked_buckets(config.capture_buckets, config.max_num_seqs), config.capture)
         probe = KvLayout(
             KvDtype.FLOAT16, model.num_layers, _PROBE_BLOCKS, model.num_kv_heads, config.block_size, model.head_dim
@@ -125,8 +128,9 @@ class CudaExecutor:
             return
         self._is_closed = True
         self._device.make_current()
-        self._session.close()
         self._owned.close()
+        self._session.close()
+        self._release_kernels()
         self._device.close()
 
     def _finish(self, job: SamplingJob) -> StepResult:
@@ -153,7 +157,7 @@ class CudaExecutor:
         with closing(DeviceKv(device, probe)) as kv:
             self._runner.bind_kv(kv)
             free = [device.free_bytes()]
-            self._runner.run_eagerly(null_decode_step(1))
+            self._runner.run_decode_eagerly(null_decode_step(1))
             free.append(device.free_bytes())
             self._run_largest_steps(limits)
             free.append(device.free_bytes())
@@ -165,7 +169,7 @@ class CudaExecutor:
 
     def _run_largest_steps(self, limits: ExecutorLimits) -> None:
         self._runner.run(null_chunks(limits), self._sampler.params.prefix(0), is_decode=False)
-        self._runner.run_eagerly(null_decode_step(limits.max_num_seqs))
+        self._runner.run_decode_eagerly(null_decode_step(limits.max_num_seqs))
 
 
 class CudaStepHandle:

@@ -74,15 +74,13 @@ class StepRunner:
         self._decode_step.num_ranges = decode.num_ranges  # whatever the step: a captured graph's grid
         self._mixed_step = self._cuda_step(self.mixed, decode.max_partials)
         self._kv: DeviceKv | None = None
-        self._eager: Binding = parts.session.new_binding()
-        self._bindings: dict[int, Binding] = {}  # of each bucket
+        self._bindings: dict[int, Binding] = {}  # of each bucket, and under EAGER that of all other steps
 
     def bind_kv(self, kv: DeviceKv) -> None:
         """Use another KV buffer from the next step on. Graphs hold its addresses: all are captured again."""
         self._kv = kv
         self._parts.graphs.forget()
         self._bindings.clear()
-        self._bind_constants(self._eager)
 
     def run(self, inputs: StepInputs, params: RowParams, *, is_decode: bool) -> None:
         """Enqueue a step's copies and its forward pass, whose logits are then on the device. Raises ExecutorError."""
@@ -94,7 +92,7 @@ class StepRunner:
         else:
             self._run_mixed(inputs, self.mixed.stage(inputs, params, len(inputs.context_lens)))
 
-    def run_eagerly(self, inputs: StepInputs) -> None:
+    def run_decode_eagerly(self, inputs: StepInputs) -> None:
         """Run a decode step, unpadded, without a graph; nothing is sampled from it."""
         self.decode.stage(inputs, NO_PARAMS, len(inputs.context_lens))
         self._run_decode(None, len(inputs.context_lens))
@@ -115,15 +113,14 @@ class StepRunner:
         parts = self._parts
         num_seqs = bucket or num_rows
         parts.ops.use(self._decode_step)
+        sizes = (num_seqs, num_seqs, num_seqs)
         if bucket is None:
-            self._bind(self._eager, self.decode, (num_seqs, num_seqs, num_seqs))
-            parts.session.run(self._eager, EAGER)
+            self._run_unpadded(self.decode, sizes)
             return
         binding = self._bindings.get(bucket)
         if binding is None:
-            binding = self._bindings[bucket] = parts.session.new_binding()
-            self._bind_constants(binding)
-            self._bind(binding, self.decode, (num_seqs, num_seqs, num_seqs))
+            binding = self._new_binding(bucket)
+            self._bind(binding, self.decode, sizes)
         graph_id, is_new = parts.graphs.id_of(bucket)
         try:
             parts.session.run(binding, graph_id)
@@ -140,8 +137,21 @@ class StepRunner:
         step.prefill_blocks = counts.num_prefill_items
         self._parts.ops.use(step)
         sizes = (len(inputs.token_ids), len(inputs.context_lens), len(inputs.logit_indices))
-        self._bind(self._eager, self.mixed, sizes)
-        self._parts.session.run(self._eager, EAGER)
+        self._run_unpadded(self.mixed, sizes)
+
+    def _run_unpadded(self, buffers: StepBuffers, sizes: tuple[int, int, int]) -> None:
+        binding = self._bindings.get(EAGER) or self._new_binding(EAGER)
+        self._bind(binding, buffers, sizes)
+        self._parts.session.run(binding, EAGER)
+
+    def _new_binding(self, bucket: int) -> Binding:
+        """A binding of what never changes while the KV buffer stays."""
+        assert self._kv is not None, "a KV buffer is bound before any step"
+        binding = self._bindings[bucket] = self._parts.session.new_binding()
+        for layer, address in enumerate(self._kv.addresses):
+            binding.bind_input(f"{KV_INPUT_PREFIX}{layer}", address, np.float16, self._kv.layout.layer_shape)
+        binding.bind_input("workspace", self._workspace.address, np.float32, (self._num_floats,))
+        return binding
 
     def _bind(self, binding: Binding, buffers: StepBuffers, sizes: tuple[int, int, int]) -> None:
         """Bind what differs between kinds and sizes of steps: numbers of tokens, sequences and rows with logits."""
@@ -154,12 +164,6 @@ class StepRunner:
         binding.bind_input("logit_indices", buffers.address("logit_indices"), np.int32, (num_logits,))
         binding.bind_output("logits", self.logits.address, np.float16, (num_logits, self._vocab_size))
 
-    def _bind_constants(self, binding: Binding) -> None:
-        assert self._kv is not None, "a KV buffer is bound before any step"
-        for layer, address in enumerate(self._kv.addresses):
-            binding.bind_input(f"{KV_INPUT_PREFIX}{layer}", address, np.float16, self._kv.layout.layer_shape)
-        binding.bind_input("workspace", self._workspace.address, np.float32, (self._num_floats,))
-
     def _cuda_step(self, buffers: StepBuffers, num_slots: int) -> CudaStep:
         step = CudaStep.of(self._parts.device.launch_address, self._parts.kernels)
         for name, address in buffers.plan_addresses.items():
@@ -170,4 +174,5 @@ class StepRunner:
     def close(self) -> None:
         """Free the buffers. Idempotent."""
         self._parts.ops.use(None)
+        self._bindings.clear()
         self._owned.close()

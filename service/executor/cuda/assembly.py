@@ -1,0 +1,56 @@
+"""Puts a CUDA executor together: device, kernels, session."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from graphs.manifest import Manifest, ModelInfo
+from service.executor.config import ExecutorConfig
+from service.executor.cuda.compiler import CubinCache
+from service.executor.cuda.driver import CudaDriver
+from service.executor.cuda.executor import CudaExecutor, CudaParts
+from service.executor.cuda.kernels import KernelConfig, Scalar, choose_tile_tokens, load_kernels
+from service.executor.cuda.kernels_driver import DriverModules
+from service.executor.cuda.launch import BFLOAT16, FLOAT16, CudaOps, LoadedKernel, ModelKernels
+from service.executor.cuda.requirements import require_cuda_model
+from service.executor.cuda.session import OrtSession
+from service.executor.op_library import OpLibrary
+
+
+def create_cuda_executor(config: ExecutorConfig, manifest: Manifest) -> CudaExecutor:
+    """Load a checked model folder onto the first GPU. Raises ConfigError for what this model or machine cannot do."""
+    require_cuda_model(config, manifest)
+    library = OpLibrary()
+    with ExitStack() as undo:
+        device = undo.enter_context(closing(CudaDriver(CudaOps(library.functions))))
+        modules = undo.enter_context(closing(DriverModules()))
+        kernels = _compiled_kernels(config, manifest.model, modules)
+        captures = config.capture != "off"
+        session = OrtSession.load(config.model_dir, manifest.model, library.path, device, captures=captures)
+        undo.enter_context(closing(session))
+        executor = CudaExecutor(config, manifest, CudaParts(device, session, kernels, library, modules.close))
+        undo.pop_all()  # from here on they are the executor's
+    return executor
+
+
+def model_kernels(config: KernelConfig, loaded: Mapping[str, LoadedKernel]) -> ModelKernels:
+    """What the executor needs of the kernels that were loaded for `config`."""
+    return ModelKernels(
+        rope_kv_write=loaded["rope_kv_write"],
+        attn_decode=loaded["attn_decode"],
+        attn_prefill=loaded["attn_prefill"],
+        attn_combine=loaded["attn_combine"],
+        sample_rows=loaded["sample_rows"],
+        scalar_type=FLOAT16 if config.scalar is Scalar.HALF else BFLOAT16,
+        head_dim=config.head_dim,
+        block_size=config.block_size,
+        tile_tokens=config.tile_tokens,
+    )
+
+
+def _compiled_kernels(config: ExecutorConfig, model: ModelInfo, modules: DriverModules) -> ModelKernels:
+    """The kernels of a float16 model for the device of `modules`, compiled unless the cache holds them."""
+    tile_tokens = choose_tile_tokens(model.head_dim, is_kv_fp8=False, max_shared_bytes=modules.max_shared_bytes)
+    kernel_config = KernelConfig(Scalar.HALF, model.head_dim, config.block_size, tile_tokens, logit=Scalar.HALF)
+    cache = CubinCache(Path(config.kernel_cache).expanduser())
+    return model_kernels(kernel_config, load_kernels(kernel_config, cache, modules))

@@ -1,0 +1,52 @@
+"""Asking for a GPU on a machine without one: a line that says what is missing, and exit code 2."""
+
+import ctypes
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from service import cli
+from service.errors import ConfigError
+from service.executor.cuda.driver import CudaDriver
+from service.executor.cuda.launch import CudaOps
+from service.executor.factory import create_executor
+from service.executor.op_library import OpLibrary
+from tests.cuda.conftest import CONFIG
+
+
+def has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(has_driver(), reason="this machine has an NVIDIA driver")
+MISSING = "device: cuda cannot be used: no NVIDIA driver is installed: libcuda.so.1 is not found"
+
+
+def test_serve_says_in_one_line_what_is_missing_and_exits_with_2(tiny_float16) -> None:
+    command = [sys.executable, "-m", "service.cli", "serve", "--model", str(tiny_float16), "--device", "cuda"]
+    result = subprocess.run([*command, "--port", "0"], capture_output=True, text=True, timeout=60, check=False)
+    assert (2, f"chairlift serve: {MISSING}\n") == (result.returncode, result.stderr)
+
+
+def test_other_commands_say_the_same(tiny_float16, capsys) -> None:
+    assert 2 == cli.main(["generate", "--model", str(tiny_float16), "--device", "cuda", "A question"])
+    assert f"chairlift generate: {MISSING}\n" == capsys.readouterr().err
+
+
+def test_the_model_is_not_read_before(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="no NVIDIA driver is installed"):
+        create_executor(replace(CONFIG, model_dir=tmp_path, device="cuda"))
+
+
+def test_the_driver_and_its_launch_function_are_asked_for_without_harm() -> None:
+    ops = CudaOps(OpLibrary().functions)
+    with pytest.raises(ConfigError, match="no NVIDIA driver is installed"):
+        CudaDriver(ops)
+    with pytest.raises(ConfigError, match=r"libcuda\.so\.1 has no cuLaunchKernel"):
+        ops.driver_launch()
