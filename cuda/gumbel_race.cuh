@@ -49,7 +49,7 @@ template <class Logit>
 DEVICE int race(const ScaledRow<Logit>& scaled, u32 last_key, u64 seed, u32 position, void* memory) {
   Candidate best = {-kInfinity, kNoToken};
   float best_of_warp = -kInfinity;
-  scaled.row.for_quads([&](int quad, const float (&values)[4]) {
+  scaled.row.template for_quads<1>([&](int quad, const float (&values)[4]) {
     float z[4];
     bool is_running[4];
 #pragma unroll

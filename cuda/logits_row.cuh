@@ -67,11 +67,11 @@ struct LogitsRow {
   }
 
   // body(quad, values) for this thread's quads. Every thread makes the same number of calls, so the body may
-  // synchronise its warp; quads beyond the row hold -inf.
-  template <class Body>
+  // synchronise its warp; quads beyond the row hold -inf. `kUnroll` loads are on their way at a time.
+  template <int kUnroll, class Body>
   DEVICE void for_quads(const Body& body) const {
     const int num_quads = (vocab_size + 3) / 4;
-#pragma unroll 2
+#pragma unroll kUnroll
     for (int start = 0; start < num_quads; start += kThreads) {
       float values[4];
       load(start + static_cast<int>(threadIdx.x), values);
@@ -82,7 +82,7 @@ struct LogitsRow {
   // The best logit after `previous`; NaN counts as +inf. No token if there is none.
   DEVICE Candidate best_after(const Candidate& previous, void* memory) const {
     Candidate best = {-kInfinity, kNoToken};
-    for_quads([&](int quad, const float (&values)[4]) {
+    for_quads<2>([&](int quad, const float (&values)[4]) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const Candidate mine = {values[i] < kInfinity ? values[i] : kInfinity, 4 * quad + i};

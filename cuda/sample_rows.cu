@@ -71,7 +71,7 @@ DEVICE float logit_before(const LogitsRow<Logit>& logits, const Edits& edits, in
 // Subtracted from a logit it gives the log-probability.
 DEVICE float log_of_total(const LogitsRow<Logit>& logits, float largest, void* memory) {
   float total = 0.0f;
-  logits.for_quads([&](int, const float (&values)[4]) {
+  logits.for_quads<2>([&](int, const float (&values)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) total += exp2_approx((values[i] - largest) * 1.44269504f);
   });
@@ -89,11 +89,15 @@ struct Params {
 
 DEVICE int draw(const LogitsRow<Logit>& logits, float largest, const Params& params, SelectMemory* memory) {
   const ScaledRow<Logit> scaled = {logits, largest, 1.0f / params.temperature};
-  u32 last_key = key_of(kLowest);
-  if (params.top_k > 0 && params.top_k < logits.vocab_size) {
-    last_key = min(last_key, select_key(scaled, 0xffffffffu, CountWeight{static_cast<u32>(params.top_k)}, memory));
+  const bool has_top_k = params.top_k > 0 && params.top_k < logits.vocab_size;
+  const bool has_top_p = params.top_p < 1.0f;
+  u32 last_key = 0xffffffffu;
+#pragma unroll 1
+  for (int i = has_top_k ? 0 : 1; i < (has_top_p ? 2 : 1); ++i) {  // top_p is a share of what top_k leaves
+    const Search search = i == 0 ? Search::of_count(params.top_k) : Search::of_mass(params.top_p);
+    last_key = select_key(scaled, last_key, search, memory);
   }
-  if (params.top_p < 1.0f) last_key = select_key(scaled, last_key, MassWeight{params.top_p}, memory);
+  last_key = min(last_key, key_of(kLowest));
   if (params.min_p > 0.0f) last_key = min(last_key, key_of(logf(params.min_p)));
   return race(scaled, last_key, params.seed, params.position, memory->of_warps);
 }
@@ -114,17 +118,17 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const Candidate before_all = {kInfinity, -1};
   const int num_top = num_logprobs == nullptr ? -1 : min(num_logprobs[row], max_top);
 
-  Candidate likeliest = logits.best_after(before_all, memory->of_warps);
+  Candidate likeliest = before_all;
+  Candidate next = before_all;
   float log_total = 0.0f;
-  if (num_top >= 0) {
-    log_total = likeliest.value + log_of_total(logits, likeliest.value, memory->of_warps);
-    Candidate next = likeliest;
-    for (int i = 0; i < num_top; ++i) {
-      if (threadIdx.x == 0) {
-        top_tokens[static_cast<long>(row) * max_top + i] = next.token == kNoToken ? -1 : next.token;
-        top_logprobs[static_cast<long>(row) * max_top + i] = next.value - log_total;
-      }
-      if (i + 1 < num_top) next = logits.best_after(next, memory->of_warps);
+#pragma unroll 1
+  for (int i = 0; i < max(num_top, 1); ++i) {
+    next = logits.best_after(next, memory->of_warps);
+    if (i == 0) likeliest = next;
+    if (i == 0 && num_top >= 0) log_total = next.value + log_of_total(logits, next.value, memory->of_warps);
+    if (i < num_top && threadIdx.x == 0) {
+      top_tokens[static_cast<long>(row) * max_top + i] = next.token == kNoToken ? -1 : next.token;
+      top_logprobs[static_cast<long>(row) * max_top + i] = next.value - log_total;
     }
   }
 

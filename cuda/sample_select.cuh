@@ -37,27 +37,27 @@ struct SelectMemory {
   u32 found;
 };
 
-// Every token weighs one; the target is a number of tokens.
-struct CountWeight {
-  u32 count;
+// What is searched for: the lowest key up to which the tokens weigh at least a target. Both searches are one piece of
+// code, and which one it is a value, since the code of a search is large.
+struct Search {
+  bool is_mass;  // a token weighs its mass in units of 2^-40, else one
+  u32 count;     // the target
+  float share;   // the target as a share of the mass of all
 
-  DEVICE void add(float, u32 bin, SelectMemory* memory) const { atomicAdd(&memory->low[bin], 1u); }
-  DEVICE u64 target(u64) const { return count; }
-};
-
-// A token weighs its mass in units of 2^-40; the target is a share of the whole.
-struct MassWeight {
-  float share;
+  DEVICE static Search of_count(int count) { return {false, static_cast<u32>(count), 0.0f}; }
+  DEVICE static Search of_mass(float share) { return {true, 0, share}; }
 
   DEVICE void add(float z, u32 bin, SelectMemory* memory) const {
-    const u64 mass = static_cast<u64>(exp2_approx(z * 1.44269504f) * 0x1p40f);
-    if (mass == 0) return;
-    const u32 low = static_cast<u32>(mass);
+    const u64 weight = is_mass ? static_cast<u64>(exp2_approx(z * 1.44269504f) * 0x1p40f) : 1;
+    if (weight == 0) return;
+    const u32 low = static_cast<u32>(weight);
     const u32 before = atomicAdd(&memory->low[bin], low);
-    const u32 high = static_cast<u32>(mass >> 32) + (before + low < before ? 1u : 0u);
+    const u32 high = static_cast<u32>(weight >> 32) + (before + low < before ? 1u : 0u);
     if (high > 0) atomicAdd(&memory->high[bin], high);
   }
+
   DEVICE u64 target(u64 total) const {
+    if (!is_mass) return count;
     const u64 numerator = static_cast<u64>(share * 0x1p24f);
     const u64 wanted = (total >> 24) * numerator + ((total & 0xffffffu) * numerator >> 24);
     return wanted > 0 ? wanted : 1;
@@ -95,9 +95,9 @@ DEVICE u64 find_bin(SelectMemory* memory, const TargetOf& target_of) {
   return target;
 }
 
-// The lowest key such that the tokens up to it weigh at least the target. Tokens beyond `last_key` do not take part.
-template <class Logit, class Weight>
-DEVICE u32 select_key(const ScaledRow<Logit>& scaled, u32 last_key, const Weight& weight, SelectMemory* memory) {
+// The key that is searched for. Tokens beyond `last_key` do not take part.
+template <class Logit>
+DEVICE u32 select_key(const ScaledRow<Logit>& scaled, u32 last_key, const Search& search, SelectMemory* memory) {
   u32 prefix = 0;
   u64 target = 0;
 #pragma unroll 1
@@ -106,18 +106,18 @@ DEVICE u32 select_key(const ScaledRow<Logit>& scaled, u32 last_key, const Weight
     const int bits = round == 2 ? 10 : 11;
     for (int i = threadIdx.x; i < kMaxBins; i += kThreads) memory->low[i] = memory->high[i] = 0;
     __syncthreads();
-    scaled.row.for_quads([&](int quad, const float (&values)[4]) {
+    scaled.row.template for_quads<1>([&](int quad, const float (&values)[4]) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float z = scaled.z_of(values[i]);
         const u32 key = key_of(z);
         const bool is_here = round == 0 || key >> (shift + bits) == prefix;
         if (!is_here || key > last_key || 4 * quad + i >= scaled.row.vocab_size) continue;
-        weight.add(z, key >> shift & ((1u << bits) - 1), memory);
+        search.add(z, key >> shift & ((1u << bits) - 1), memory);
       }
     });
     __syncthreads();
-    target = find_bin(memory, [&](u64 total) { return round == 0 ? weight.target(total) : target; }) - memory->before;
+    target = find_bin(memory, [&](u64 total) { return round == 0 ? search.target(total) : target; }) - memory->before;
     prefix = prefix << bits | memory->found;
     __syncthreads();
   }

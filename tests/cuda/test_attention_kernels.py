@@ -1,69 +1,24 @@
 """Attention kernels on the simulator against attention from its definition, in float64."""
 
-import math
-
 import numpy as np
 import pytest
 
 from service.executor.cuda.kernels import KernelConfig, Scalar
-from tests.cuda.attention_problem import Problem, decode_plan, expected_attention, make_arrays, prefill_plan
+from tests.cuda.attention_problem import Problem, decode_plan, make_arrays, prefill_plan
+from tests.cuda.attention_runs import check_attention, run_attention
 from tests.cuda.sim_kernels import Out, SimKernels
 from tests.cudasim.build import missing_tool
 from tests.cudasim.device import SimDevice
 
 pytestmark = pytest.mark.skipif(missing_tool() is not None, reason=str(missing_tool()))
 
-LIMIT = {"bf16": 5e-3, "half": 1e-3}  # relative error in the 2-norm
-NUM_BLOCKS = 3
 # Around blocks of 16 and 32 and tiles of 64; one empty row; the last sequence is the longest.
 LENGTHS = (1, 15, 16, 17, 0, 31, 33, 63, 64, 65, 150)
 SEEDS = (0, 2)  # threads in order, and shuffled
 
 
-def run_attention(problem, shape, *, chunk=0, tile_tokens=64, seed=0, arrays=None):
-    """What the kernels leave in `out`, which begins as NaN."""
-    arrays = arrays or make_arrays(problem)
-    config = KernelConfig(
-        Scalar(problem.scalar), problem.head_dim, problem.block_size, tile_tokens, is_kv_fp8=problem.is_fp8
-    )
-    kernels = SimKernels(config, SimDevice(seed=seed))
-    plan = decode_plan(problem, NUM_BLOCKS, chunk) if shape == "decode" else prefill_plan(problem)
-    out = Out(np.full_like(arrays.q, np.nan))
-    part = Out(np.full((plan.num_slots, problem.num_kv_heads, 16, problem.head_dim), np.nan, np.float32))
-    lse = Out(np.full(part.array.shape[:3], np.nan, np.float32))
-    has_parts = plan.num_slots > 0
-    blocks = NUM_BLOCKS if shape == "decode" else len(plan.items) + 2
-    kernels.launch(
-        f"attn_{shape}",
-        (blocks, problem.num_kv_heads),
-        arrays.q,
-        arrays.kv,
-        arrays.table,
-        plan.items,
-        plan.indptr,
-        out,
-        part if has_parts else None,
-        lse if has_parts else None,
-        arrays.table.shape[1],
-        problem.num_kv_heads,
-        problem.group_size,
-        problem.window,
-        problem.scale,
-        problem.softcap * math.log2(math.e),
-        problem.v_scale,
-    )
-    if has_parts:
-        grid = (len(problem.context), problem.num_kv_heads)
-        sizes = (problem.num_kv_heads, problem.group_size)
-        kernels.launch("attn_combine", grid, part.array, lse.array, plan.part_indptr, problem.starts, out, *sizes)
-    return out.array
-
-
-def check(problem, shape, **options):
-    arrays = make_arrays(problem)
-    got = run_attention(problem, shape, arrays=arrays, **options).astype(np.float64)
-    expected = expected_attention(problem, arrays)
-    assert np.linalg.norm(got - expected) < LIMIT[problem.scalar] * np.linalg.norm(expected)  # false for NaN
+def check(problem, shape, *, seed=0, **options):
+    check_attention(SimDevice(seed=seed), problem, shape, **options)
 
 
 def decode(group_size, **options):
@@ -143,12 +98,12 @@ def test_queries_may_lie_in_the_output():
     grid = (len(plan.items), problem.num_kv_heads)
     memory = (both.array, arrays.kv, arrays.table, plan.items, plan.indptr, both, None, None)
     kernels.launch("attn_prefill", grid, *memory, *sizes)
-    assert np.array_equal(run_attention(problem, "prefill", arrays=arrays), both.array)
+    assert np.array_equal(run_attention(SimDevice(), problem, "prefill", arrays=arrays), both.array)
 
 
 def test_result_is_the_same_in_any_order_of_threads():
     problem = decode(3)
-    first, *others = (run_attention(problem, "decode", chunk=32, seed=seed).tobytes() for seed in range(4))
+    first, *others = (run_attention(SimDevice(seed=seed), problem, "decode", chunk=32).tobytes() for seed in range(4))
     assert [first] * 3 == others
 
 

@@ -20,7 +20,16 @@ POSITIONS = np.array([40, 0, 3, 9, 63], np.int32)
 
 class RopeCase:
     def __init__(
-        self, spec, scalar, *, block_size=16, rotary_half=None, has_norms=False, is_fp8=False, scales=(1.0, 1.0)
+        self,
+        spec,
+        scalar,
+        *,
+        block_size=16,
+        rotary_half=None,
+        has_norms=False,
+        is_fp8=False,
+        scales=(1.0, 1.0),
+        device=None,
     ):
         rng = np.random.default_rng(4)
         half = spec.head_dim // 2 if rotary_half is None else rotary_half
@@ -34,7 +43,7 @@ class RopeCase:
         kv_shape = (3 * 16 // block_size + 1, 2, spec.num_kv_heads, block_size, spec.head_dim)
         self.kv = np.full(kv_shape, 7.0, np.float32).astype(E4M3 if is_fp8 else SCALARS[scalar])
         config = KernelConfig(Scalar(scalar), spec.head_dim, block_size, 32, is_kv_fp8=is_fp8)
-        self.kernels = SimKernels(config, SimDevice(seed=2))
+        self.kernels = SimKernels(config, device or SimDevice(seed=2))
 
     def run(self):
         spec, tables = self.spec, self.tables

@@ -7,9 +7,11 @@ from service.core.types import SamplingParams
 from service.executor.logit_edits import LogitEdit, log_softmax, token_logprobs
 from tests.cuda.sampling_rows import LOGITS, Rows, run_sample_rows
 from tests.cudasim.build import missing_tool
+from tests.cudasim.device import SimDevice
 
 pytestmark = pytest.mark.skipif(missing_tool() is not None, reason=str(missing_tool()))
 
+NOTHING = np.empty(0, np.int32)
 FILTERS = [
     {},
     {"temperature": 0.3},
@@ -28,8 +30,8 @@ def random_logits(num_rows, vocab_size, kind="float", *, spread=3.0, seed=5):
     return (spread * rng.standard_normal((num_rows, vocab_size))).astype(np.float32).astype(LOGITS[kind])
 
 
-def check_tokens(rows, **options):
-    sampled = run_sample_rows(rows, **options)
+def check_tokens(rows, device=None):
+    sampled = run_sample_rows(rows, device)
     assert rows.expected_tokens().tolist() == sampled.tokens.tolist()
     return sampled
 
@@ -37,7 +39,7 @@ def check_tokens(rows, **options):
 @pytest.mark.parametrize("options", FILTERS, ids=str)
 def test_tokens_are_the_twins(options):
     rows = Rows.of(random_logits(6, 1003), **options, seed=np.arange(6) - 2, position=[0, 1, 2, 9, 4096, 131071])
-    check_tokens(rows, seed=2)
+    check_tokens(rows)
 
 
 @pytest.mark.parametrize("kind", LOGITS)
@@ -112,28 +114,31 @@ def test_ban_holds_for_a_token_whose_logit_is_no_number():
     logits = random_logits(1, 50)
     logits[0, 7] = np.nan
     rows = Rows.of(logits, temperature=0.0)
-    rows.edits = {0: LogitEdit(SamplingParams(max_tokens=1), np.empty(0, np.int32), 0, np.array([7], np.int32))}
+    rows.edits = {0: LogitEdit(SamplingParams(max_tokens=1), NOTHING, 0, np.array([7], np.int32))}
     check_tokens(rows)
+
+
+def edited_and_masked_rows(vocab_size=64):
+    rng = np.random.default_rng(3)
+    rows = Rows.of(random_logits(12, vocab_size), temperature=[0.0, 1.5] * 6, top_k=30, position=np.arange(12))
+    rows.masks = {row: rng.random(vocab_size) < 0.1 for row in range(12) if row % 3}
+    rows.edits = {4: LogitEdit(SamplingParams(max_tokens=1, logit_bias=((9, 50.0),)), NOTHING, 0, NOTHING)}
+    rows.num_logprobs = np.tile(np.array([-1, 2], np.int32), 6)
+    return rows
 
 
 @pytest.mark.parametrize("vocab_size", [64, 1003])
 def test_masked_tokens_are_never_chosen(vocab_size):
-    rng = np.random.default_rng(3)
-    rows = Rows.of(random_logits(12, vocab_size), temperature=[0.0, 1.5] * 6, top_k=30, position=np.arange(12))
-    rows.masks = {row: rng.random(vocab_size) < 0.1 for row in range(12) if row % 3}
-    rows.edits = {4: LogitEdit(SamplingParams(max_tokens=1, logit_bias=((9, 50.0),)), np.empty(0, np.int32), 0, _NONE)}
+    rows = edited_and_masked_rows(vocab_size)
     sampled = check_tokens(rows)
     assert all(rows.masks[row][sampled.tokens[row]] for row in rows.masks)
-
-
-_NONE = np.empty(0, np.int32)
 
 
 def test_logprobs_are_the_models_own():
     params = SamplingParams(max_tokens=1, logit_bias=((17, 30.0),))
     rows = Rows.of(random_logits(5, 1003), temperature=[0.0, 1.0, 0.5, 1.0, 1.0], top_k=[0, 50, 0, 0, 0])
     rows.logits[2, [8, 90, 700]] = 20.0  # tied at the top
-    rows.edits = {3: LogitEdit(params, _NONE, 0, _NONE)}
+    rows.edits = {3: LogitEdit(params, NOTHING, 0, NOTHING)}
     rows.num_logprobs = np.array([3, 0, 2, 5, -1], np.int32)
     sampled = check_tokens(rows)
     assert 17 == sampled.tokens[3]
@@ -151,7 +156,7 @@ def test_logprobs_are_the_models_own():
 def test_result_is_the_same_in_any_order_of_threads():
     rows = Rows.of(random_logits(4, 4100), top_k=60, top_p=0.8, position=np.arange(4))
     rows.num_logprobs = np.array([2, 2, 0, 1], np.int32)
-    results = [run_sample_rows(rows, seed=seed) for seed in range(3)]
+    results = [run_sample_rows(rows, SimDevice(seed=seed)) for seed in range(3)]
     for other in results[1:]:
         assert results[0].tokens.tobytes() == other.tokens.tobytes()
         assert results[0].logprob.tobytes() == other.logprob.tobytes()

@@ -30,6 +30,7 @@ class DriverModules:
     def __init__(self, ordinal: int = 0) -> None:
         """Raises ConfigError without a driver."""
         require_driver()
+        _call(driver.cuInit, 0)
         self._device = _call(driver.cuDeviceGet, ordinal)
         self._modules: list[driver.CUmodule] = []
 
