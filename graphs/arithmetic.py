@@ -3,21 +3,23 @@
 Both are written as the same steps around the GEMMs, so that `layers` describes each block once:
 
     step        float arithmetic                       integer arithmetic (w8a8)
-    norm        RMSNormalization                       RmsNormQuantize
-    activate    nothing                                Quantize
-    project     Gemm or MatMulNBits                    QuantizedLinear
-    gate        silu(gate) * up                        SwiGluQuantize
-    add_norm    SkipSimplifiedLayerNormalization       AddRmsNormQuantize
+    norm        RMSNormalization                       RmsNormLinear
+    activate    nothing                                QuantizedLinear
+    project     Gemm or MatMulNBits                    the op of the step before
+    gate        silu(gate) * up                        SwiGluLinear
+    add_norm    SkipSimplifiedLayerNormalization       AddRmsNormLinear
+
+In integer arithmetic the GEMM that reads a step's rows computes them itself: int8 rows are never in the graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from onnx import TensorProto
 
 from graphs.decoder_weights import BlockProjection, ChannelProjection, FloatProjection, Projection
-from graphs.graph_builder import CHAIRLIFT, MICROSOFT, Dim, GraphBuilder, Value, floats, int64s, uint8s
+from graphs.graph_builder import CHAIRLIFT, MICROSOFT, Dim, GraphBuilder, Value, floats, int64s
 from graphs.rotation import rotation_block
 from graphs.tensors import BLOCK_SIZE
 
@@ -25,13 +27,23 @@ _ACCURACY_LEVEL: Final = 4  # int8 activations inside MatMulNBits, its only fast
 
 
 @dataclass(frozen=True, slots=True)
+class FusedStep:
+    """A step that the one GEMM that reads its rows does by itself."""
+
+    op_type: str
+    inputs: Sequence[str]  # ahead of the weights
+    attributes: Mapping[str, float | int]
+    outputs: Sequence[Value] = ()  # behind the product
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """A value [rows, width] on its way between two steps."""
 
-    name: str  # float32; for quantised rows uint8
+    name: str  # float32; "" where `fused` says how it will come about
     rows: Dim
     width: int
-    row_params: str = ""  # [rows, 2] scale and zero point of each row; "" for floats
+    fused: FusedStep | None = None
 
 
 class FloatArithmetic:
@@ -146,7 +158,7 @@ class FloatArithmetic:
 class IntegerArithmetic:
     """GEMMs of uint8 activations, one scale and zero point per token, with int8 weights, one scale per channel.
 
-    What a rotated projection reads is rotated by the op that quantises it, in blocks of `rotation_block(width)`.
+    What a rotated projection reads is rotated before it is quantised, in blocks of `rotation_block(width)`.
     """
 
     def __init__(self, builder: GraphBuilder, epsilon: float) -> None:
@@ -155,65 +167,48 @@ class IntegerArithmetic:
         self._epsilon = epsilon
 
     def norm(self, name: str, residual: Rows, weight: str) -> Rows:
-        """The RMS norm of the residual stream, rotated and quantised."""
-        quantized = self._quantized(name, residual.rows, residual.width)
-        self._builder.node(
-            "RmsNormQuantize",
-            [residual.name, self._builder.weight(weight)],
-            *quantized,
-            domain=CHAIRLIFT,
-            epsilon=self._epsilon,
-            rotation=rotation_block(residual.width),
-        )
-        return Rows(quantized[0].name, residual.rows, residual.width, quantized[1].name)
+        """The RMS norm of the residual stream, rotated."""
+        del name
+        inputs = [residual.name, self._builder.weight(weight)]
+        step = FusedStep("RmsNormLinear", inputs, self._norm_attributes(residual.width))
+        return Rows("", residual.rows, residual.width, step)
 
     def activate(self, name: str, x: Rows) -> Rows:
-        """Quantise attention's output; it is even enough without a rotation."""
-        quantized = self._quantized(name, x.rows, x.width)
-        self._builder.node("Quantize", [x.name], *quantized, domain=CHAIRLIFT, rotation=0)
-        return Rows(quantized[0].name, x.rows, x.width, quantized[1].name)
+        """Attention's output as it is; it is even enough without a rotation."""
+        del name
+        return Rows("", x.rows, x.width, FusedStep("QuantizedLinear", [x.name], {"rotation": 0}))
 
     def project(self, name: str, x: Rows, projection: Projection) -> Rows:
-        """x W^T + bias, in floats."""
+        """x W^T + bias, in floats, after the step that `x` comes from."""
         if not isinstance(projection, ChannelProjection):
             raise TypeError("integer arithmetic needs per-channel integer weights")
+        if x.fused is None:
+            raise TypeError(f"{name}: {x.name} comes from no step that a GEMM can do")
         names = [projection.panels, projection.col_scale, projection.col_sum]
         names += [projection.bias] if projection.bias else []
         out = floats(f"{name}/out", x.rows, projection.out_features)
-        inputs = [x.name, x.row_params, *map(self._builder.weight, names)]
-        self._builder.node("QuantizedLinear", inputs, out, domain=CHAIRLIFT)
+        inputs = [*x.fused.inputs, *map(self._builder.weight, names)]
+        self._builder.node(x.fused.op_type, inputs, out, *x.fused.outputs, domain=CHAIRLIFT, **x.fused.attributes)
         return Rows(out.name, x.rows, projection.out_features)
 
     def gate(self, name: str, x: Rows, projections: Sequence[Projection]) -> Rows:
-        """silu(gate) * up of one stacked projection, rotated and quantised."""
+        """silu(gate) * up of one stacked projection, rotated."""
         (projection,) = projections
         product = self.project(f"{name}/gate_up", x, projection)
         width = product.width // 2
-        quantized = self._quantized(f"{name}/gated", x.rows, width)
-        self._builder.node(
-            "SwiGluQuantize", [product.name], *quantized, domain=CHAIRLIFT, rotation=rotation_block(width)
-        )
-        return Rows(quantized[0].name, x.rows, width, quantized[1].name)
+        step = FusedStep("SwiGluLinear", [product.name], {"rotation": rotation_block(width)})
+        return Rows("", x.rows, width, step)
 
     def add_norm(self, name: str, residual: Rows, summand: Rows, weight: str) -> tuple[Rows, Rows]:
-        """Add to the residual stream; yield it and its norm, rotated and quantised."""
+        """Add to the residual stream; yield it and its norm, rotated. The sum is there after the norm's projection."""
         shape = (residual.rows, residual.width)
         total = floats(f"{name}/residual", *shape)
-        quantized = self._quantized(name, *shape)
-        self._builder.node(
-            "AddRmsNormQuantize",
-            [residual.name, summand.name, self._builder.weight(weight)],
-            total,
-            *quantized,
-            domain=CHAIRLIFT,
-            epsilon=self._epsilon,
-            rotation=rotation_block(residual.width),
-        )
-        return Rows(total.name, *shape), Rows(quantized[0].name, *shape, quantized[1].name)
+        inputs = [residual.name, summand.name, self._builder.weight(weight)]
+        step = FusedStep("AddRmsNormLinear", inputs, self._norm_attributes(residual.width), [total])
+        return Rows(total.name, *shape), Rows("", *shape, step)
 
-    @staticmethod
-    def _quantized(name: str, rows: Dim, width: int) -> tuple[Value, Value]:
-        return uint8s(f"{name}/quantized", rows, width), floats(f"{name}/row_params", rows, 2)
+    def _norm_attributes(self, width: int) -> dict[str, float | int]:
+        return {"epsilon": self._epsilon, "rotation": rotation_block(width)}
 
 
 Arithmetic = FloatArithmetic | IntegerArithmetic

@@ -35,11 +35,6 @@ def int32s(name: str, *shape: Dim) -> Value:
     return Value(name, TensorProto.INT32, shape)
 
 
-def uint8s(name: str, *shape: Dim) -> Value:
-    """A uint8 tensor."""
-    return Value(name, TensorProto.UINT8, shape)
-
-
 class GraphBuilder:
     """Grows one graph node by node; names of values are paths such as "layers.0/attention/qkv". One thread."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 MANIFEST_NAME: Final = "manifest.json"
 PREFILL_NAME: Final = "prefill.onnx"
 DECODE_NAME: Final = "decode.onnx"

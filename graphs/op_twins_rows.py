@@ -1,6 +1,13 @@
-"""Numpy twins of the row-wise ops and of SampleRows: their definition, and the oracle of their tests.
+"""Numpy twins of the integer GEMMs and of SampleRows: their definition, and the oracle of their tests.
 
-What is exact in the kernels is exact here: the integer sums, `quantized_linear` and `quantize_rows` (float32, the same
+A GEMM's op quantises its rows and multiplies them; each half has its twin here, the second is always `integer_linear`:
+
+    QuantizedLinear     quantize_rows
+    RmsNormLinear       rms_norm_quantize
+    AddRmsNormLinear    add_rms_norm_quantize, whose sum is the op's second output
+    SwiGluLinear        swiglu_quantize
+
+What is exact in the kernels is exact here: the integer sums, `integer_linear` and `quantize_rows` (float32, the same
 operations in the same order, so equal bit for bit on every instruction set) and the random bits. Norms, SiLU and
 probability masses are computed in float64 here and in float32 there; results may differ where a rounding decision lies
 within that noise.
@@ -54,7 +61,7 @@ def hadamard_blocks(x: npt.NDArray[FloatT], block: int) -> npt.NDArray[FloatT]:
 
 
 def quantize_rows(x: Float32Array, rotation: int = 0) -> tuple[UInt8Array, Float32Array]:
-    """Quantise each row of x [T, K] to 8 bits after rotating it: x ~ scale * (q - zero_point). The op Quantize.
+    """Quantise each row of x [T, K] to 8 bits after rotating it: x ~ scale * (q - zero_point).
 
     Returns q uint8[T, K] and row_params float32[T, 2] = (scale, zero_point). The range always holds 0, so 0 is exact.
     A row whose scale would be below the smallest normal float32 counts as all zeros: scale 1, zero point 0. A row that
@@ -78,18 +85,18 @@ def quantize_rows(x: Float32Array, rotation: int = 0) -> tuple[UInt8Array, Float
     return q, np.concatenate([scale, zero_point], axis=-1).astype(np.float32)
 
 
-def quantized_linear(
+def integer_linear(
     q: UInt8Array,
     row_params: Float32Array,
     weights: Int8Array,
     col_scale: Float32Array,
     bias: Float32Array | None = None,
 ) -> Float32Array:
-    """Multiply quantised rows q [T, K] by int8 weights [N, K] -> float32[T, N]. The op QuantizedLinear.
+    """Multiply quantised rows q [T, K] by int8 weights [N, K] -> float32[T, N].
 
     row_params [T, 2] is the quantiser's; col_scale [N] scales each row of weights. With the exact sums acc and col_sum,
-    y = (row_scale * col_scale) * (acc - zero_point * col_sum) + bias, each operation rounded to float32. The op reads
-    the weights as `quantize.pack_channels` lays them out, and gets col_sum as an input.
+    y = (row_scale * col_scale) * (acc - zero_point * col_sum) + bias, each operation rounded to float32. The ops read
+    the weights as `quantize.pack_channels` lays them out, and get col_sum as an input.
     """
     row_scale, zero_point = row_params[:, :1], row_params[:, 1:].astype(np.int64)
     wide = weights.astype(np.int64)
@@ -110,14 +117,14 @@ def _norm_rows(x: Float32Array, weight: Float32Array, epsilon: float) -> Float32
 def rms_norm_quantize(
     x: Float32Array, weight: Float32Array, epsilon: float, rotation: int = 0
 ) -> tuple[UInt8Array, Float32Array]:
-    """Normalise rows of x [T, H], then rotate and quantise them; results as `quantize_rows`. The op RmsNormQuantize."""
+    """Normalise rows of x [T, H], then rotate and quantise them; results as `quantize_rows`."""
     return quantize_rows(_norm_rows(x, weight, epsilon), rotation)
 
 
 def add_rms_norm_quantize(
     residual: Float32Array, delta: Float32Array, weight: Float32Array, epsilon: float, rotation: int = 0
 ) -> tuple[Float32Array, UInt8Array, Float32Array]:
-    """Add delta [T, H] to the residual, and quantise the normalised sum. The op AddRmsNormQuantize.
+    """Add delta [T, H] to the residual, and quantise the normalised sum.
 
     Returns (the sum, exact in float32; q; row_params).
     """
@@ -126,7 +133,7 @@ def add_rms_norm_quantize(
 
 
 def swiglu_quantize(gate_up: Float32Array, rotation: int = 0) -> tuple[UInt8Array, Float32Array]:
-    """Quantise silu(gate) * up of gate_up [T, 2I], the gate half first. The op SwiGluQuantize."""
+    """Quantise silu(gate) * up of gate_up [T, 2I], the gate half first."""
     gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
     with np.errstate(over="ignore"):
         gated = gate / (1 + np.exp(-gate)) * up

@@ -1,6 +1,6 @@
 """Weight matrices as the initializers that integer GEMMs read.
 
-`ChannelWeights` feeds our QuantizedLinear (w8a8): int8 with one scale per output channel. `NBitsWeights` feeds ONNX
+`ChannelWeights` feeds our integer GEMMs (w8a8): int8 with one scale per output channel. `NBitsWeights` feeds ONNX
 Runtime's MatMulNBits (int4, int8): codes with one scale per 32 input channels. A file's own grid of blocks is kept
 exactly.
 """
@@ -17,7 +17,7 @@ from graphs.tensors import BLOCK_SIZE, BlockWeights, UInt8Array
 Int8Array = NDArray[np.int8]
 Int32Array = NDArray[np.int32]
 
-# The tiles of weights that QuantizedLinear reads; kPanelColumns and kGroupChannels in ops/linear_kernels.h.
+# The tiles of weights that integer GEMMs read; kPanelColumns and kGroupChannels in ops/linear_kernels.h.
 PANEL_OUTPUTS = 16
 GROUP_INPUTS = 4
 
@@ -61,7 +61,7 @@ def channel_scales(weight: Float32Array) -> Float32Array:
 
 
 def pack_channels(values: Int8Array, scale: Float32Array) -> ChannelWeights:
-    """Lay out rounded `values` [out_features, in_features] for QuantizedLinear and add up each output's.
+    """Lay out rounded `values` [out_features, in_features] for integer GEMMs and add up each output's.
 
     Panels of 16 outputs, in which the same four inputs of each lie together: a vector of any width holds whole groups
     of four, whose products one instruction adds up, and a panel is read from front to end.

@@ -1,4 +1,4 @@
-// QuantizedLinear: what it asks of each instruction set. numpy twin: `quantized_linear` in graphs/op_twins_rows.py.
+// The integer GEMM: what it asks of each instruction set. numpy twin: `integer_linear` in graphs/op_twins_rows.py.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,6 @@ struct LinearCall {
   int64_t num_rows;        // T
   int64_t in_features;     // K
   int64_t out_features;    // N
-  const uint8_t* q;        // [T, K]
   const RowParams* params; // [T]
   const int8_t* weights;
   Columns columns;
@@ -40,10 +39,10 @@ struct LinearCall {
 
 struct LinearKernels {
   int64_t task_panels;  // panels of the widest tile: `compute` is best given a multiple
-  // Rows go through the tiles in strips. All are copied by `prepare`, each on its own, into one buffer of this size.
-  int64_t (*num_strips)(int64_t num_rows);
-  int64_t (*prepared_bytes)(int64_t num_rows, int64_t num_groups);
-  void (*prepare)(const LinearCall& call, int64_t strip, void* prepared);
+  // All rows are copied by `prepare`, each on its own, into one buffer of this size, a multiple of
+  // 64 and aligned to it.
+  int64_t (*prepared_bytes)(int64_t num_rows, int64_t in_features);
+  void (*prepare)(const LinearCall& call, int64_t row, const uint8_t* q, void* prepared);  // q [K]
   // Columns of panels first..end-1, all rows. Sums are exact, so results are the same bits on every set.
   void (*compute)(const LinearCall& call, int64_t first_panel, int64_t end_panel, const void* prepared);
 };

@@ -186,7 +186,7 @@ struct CustomOp : OrtCustomOp {
 
   static OrtStatus* compute(void* kernel, OrtKernelContext* context) {
     try {
-      Context wrapped(context, Kernel::kInputs, Kernel::kOutputs);
+      Context wrapped(context, std::data(Kernel::kInputs), std::data(Kernel::kOutputs));
       return static_cast<const Kernel*>(kernel)->compute(wrapped);
     } catch (const std::exception& exception) {
       return error("%s: %s", Kernel::kName, exception.what());

@@ -7,8 +7,7 @@ namespace chairlift {
 
 void append_attention_ops(OpList& ops);  // PagedAttention
 void append_cuda_ops(OpList& ops);       // PagedAttention for the CUDA provider
-void append_linear_ops(OpList& ops);     // QuantizedLinear
-void append_row_ops(OpList& ops);        // norm, gate and quantise rows
+void append_linear_ops(OpList& ops);     // QuantizedLinear and the GEMMs with a norm or a gate ahead of them
 void append_sample_ops(OpList& ops);     // SampleRows
 
 // The CUDA ops again, as CPU kernels in the domain `chairlift.simulated`: there the kernels that they launch are simulated.

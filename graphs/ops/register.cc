@@ -27,7 +27,6 @@ void append_all_ops(OpList& ops) {
   append_attention_ops(ops);
   append_cuda_ops(ops);
   append_linear_ops(ops);
-  append_row_ops(ops);
   append_sample_ops(ops);
 }
 

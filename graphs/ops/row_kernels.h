@@ -1,4 +1,5 @@
-// What the row-wise ops ask of each instruction set: one row per call. numpy twins: graphs/op_twins_rows.py.
+// What stands ahead of the integer GEMM, of each instruction set: one row per call. numpy twins:
+// graphs/op_twins_rows.py.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@ namespace chairlift {
 // Within it acc - zero_point * col_sum, a sum of (q - zero_point) * w, fits too.
 constexpr int64_t kMaxQuantizedWidth = 65'793;
 
-// One row of the tensors `row_params` [T, 2]: x ~ scale * (q - zero_point).
+// x ~ scale * (q - zero_point).
 struct RowParams {
   float scale;
   float zero_point;  // whole, 0 to 255

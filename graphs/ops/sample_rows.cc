@@ -62,7 +62,7 @@ struct SampleRows {
     const int64_t work_ns = static_cast<int64_t>(logit_ns * static_cast<double>(vocab_size));
     std::atomic<bool> is_out_of_memory{false};
     CHAIRLIFT_TRY(context.parallel_for(static_cast<size_t>(num_rows), work_ns, [&](size_t i) {
-      void* scratch = thread_scratch(kernels.scratch_bytes(vocab_size));
+      void* scratch = thread_scratch(Scratch::task, kernels.scratch_bytes(vocab_size));
       if (scratch == nullptr) {
         is_out_of_memory.store(true, std::memory_order_relaxed);
         return;

@@ -5,7 +5,7 @@
 //   DotRow            four activations of one row, repeated for every column
 //   DotSums           int32 sums of kDotColumns columns, in some order that dot_store undoes
 //   kStripRows, tile_vectors(rows)  rows, and vectors of weights for so many rows, whose sums fit the registers
-//   dot_copy(q, out)                convert four activations
+//   dot_copy(q, out)                converts kDotCopied activations, a multiple of four, at most a cache line of inputs
 //   dot_load(p) dot_broadcast(p) dot_zero()
 //   dot(&sums, row, weights)        adds the products, four for each column
 //   dot_store<n>(p, sums[n])        n * kDotColumns int32, in the order of the columns

@@ -8,6 +8,7 @@ constexpr int kStripRows = 6;
 // 12 sums, 2 weights and 2 more fill the 16 registers. Whole panels, where they fit, are read in one go.
 constexpr int tile_vectors(int num_rows) { return num_rows <= 2 ? 4 : 2; }
 constexpr int kDotOffset = 0;
+constexpr int kDotCopied = 16;
 
 using DotInput = int16_t;
 using DotWeights = __m256i;  // 16 bits each: 4 columns x 4 channels
@@ -15,9 +16,8 @@ using DotRow = __m256i;
 using DotSums = __m256i;  // two partial sums for each column, side by side
 
 CHAIRLIFT_INLINE void dot_copy(const uint8_t* q, DotInput* out) {
-  int32_t four;
-  std::memcpy(&four, q, sizeof(four));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_cvtepu8_epi16(_mm_cvtsi32_si128(four)));
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), wide);
 }
 CHAIRLIFT_INLINE DotWeights dot_load(const int8_t* p) {
   return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

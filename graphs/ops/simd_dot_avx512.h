@@ -7,6 +7,7 @@ constexpr int kDotColumns = 16;
 constexpr int kStripRows = 6;
 constexpr int tile_vectors(int) { return 4; }  // 24 sums, 4 weights and a row of the 32 registers
 constexpr int kDotOffset = 0;
+constexpr int kDotCopied = 64;
 
 using DotInput = uint8_t;
 using DotWeights = __m512i;
@@ -14,7 +15,7 @@ using DotRow = __m512i;
 using DotSums = __m512i;
 
 CHAIRLIFT_INLINE void dot_copy(const uint8_t* q, DotInput* out) {
-  std::memcpy(out, q, 4);
+  _mm512_storeu_si512(out, _mm512_loadu_si512(q));
 }
 CHAIRLIFT_INLINE DotWeights dot_load(const int8_t* p) { return _mm512_loadu_si512(p); }
 CHAIRLIFT_INLINE DotRow dot_broadcast(const DotInput* p) {

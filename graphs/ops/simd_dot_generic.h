@@ -7,6 +7,7 @@ constexpr int kDotColumns = 8;
 constexpr int kStripRows = 2;
 constexpr int tile_vectors(int) { return 2; }
 constexpr int kDotOffset = 0;
+constexpr int kDotCopied = 4;
 
 using DotInput = int16_t;
 struct DotWeights {
@@ -20,7 +21,7 @@ struct DotSums {
 };
 
 CHAIRLIFT_INLINE void dot_copy(const uint8_t* q, DotInput* out) {
-  for (int i = 0; i < 4; ++i) out[i] = q[i];
+  for (int i = 0; i < kDotCopied; ++i) out[i] = q[i];
 }
 CHAIRLIFT_INLINE DotWeights dot_load(const int8_t* p) {
   DotWeights weights;

@@ -7,6 +7,7 @@ constexpr int kDotColumns = 4;
 constexpr int kStripRows = 6;
 constexpr int tile_vectors(int) { return 4; }  // a panel: 24 sums, 4 weights and a row of the 32 registers
 constexpr int kDotOffset = 128;
+constexpr int kDotCopied = 16;
 
 using DotInput = int8_t;
 using DotWeights = int8x16_t;
@@ -14,7 +15,7 @@ using DotRow = int8x16_t;
 using DotSums = int32x4_t;
 
 CHAIRLIFT_INLINE void dot_copy(const uint8_t* q, DotInput* out) {
-  for (int i = 0; i < 4; ++i) out[i] = static_cast<int8_t>(q[i] ^ 0x80u);
+  vst1q_s8(out, vreinterpretq_s8_u8(veorq_u8(vld1q_u8(q), vdupq_n_u8(0x80))));
 }
 CHAIRLIFT_INLINE DotWeights dot_load(const int8_t* p) { return vld1q_s8(p); }
 CHAIRLIFT_INLINE DotRow dot_broadcast(const DotInput* p) {

@@ -13,11 +13,12 @@ struct Buffer {
   ~Buffer() { std::free(memory); }
 };
 
-thread_local Buffer buffer;
+thread_local Buffer buffers[2];
 
 }  // namespace
 
-void* thread_scratch(size_t size_bytes) {
+void* thread_scratch(Scratch use, size_t size_bytes) {
+  Buffer& buffer = buffers[static_cast<int>(use)];
   if (size_bytes > buffer.size_bytes) {
     const size_t rounded = (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
     void* memory = std::aligned_alloc(kAlignment, rounded);

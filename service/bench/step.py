@@ -34,7 +34,11 @@ _WARM_UP_STEPS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One case: medians over its steps, in milliseconds per step."""
+    """One case: medians over its steps, in milliseconds per step.
+
+    Integer GEMMs are one node with the norm, gate or plain quantising ahead of them, so `gemm_ms` holds that too; of a
+    graph in floats it holds the products alone.
+    """
 
     batch: int
     context: int

@@ -56,11 +56,10 @@ class OpSession:
 
 
 OUTPUT_TYPES = {
-    "Quantize": (TensorProto.UINT8, TensorProto.FLOAT),
-    "RmsNormQuantize": (TensorProto.UINT8, TensorProto.FLOAT),
-    "SwiGluQuantize": (TensorProto.UINT8, TensorProto.FLOAT),
-    "AddRmsNormQuantize": (TensorProto.FLOAT, TensorProto.UINT8, TensorProto.FLOAT),
     "QuantizedLinear": (TensorProto.FLOAT,),
+    "RmsNormLinear": (TensorProto.FLOAT,),
+    "AddRmsNormLinear": (TensorProto.FLOAT, TensorProto.FLOAT),
+    "SwiGluLinear": (TensorProto.FLOAT,),
     "SampleRows": (TensorProto.INT32,),
 }
 

@@ -83,15 +83,15 @@ def test_a_truncated_file_is_found_by_its_size(tmp_path: Path) -> None:
 
 def test_a_newer_format_version_is_refused(tmp_path: Path) -> None:
     write_folder(tmp_path)
-    edit(tmp_path, lambda document: document.update(format_version=3))
-    with pytest.raises(ManifestError, match="format_version 3 is newer than 2"):
+    edit(tmp_path, lambda document: document.update(format_version=4))
+    with pytest.raises(ManifestError, match="format_version 4 is newer than 3"):
         Manifest.load(tmp_path)
 
 
 def test_an_older_format_version_is_to_be_exported_again(tmp_path: Path) -> None:
     write_folder(tmp_path)
-    edit(tmp_path, lambda document: document.update(format_version=1))
-    with pytest.raises(ManifestError, match=r"format_version 1 is older than 2, .* export the model again"):
+    edit(tmp_path, lambda document: document.update(format_version=2))
+    with pytest.raises(ManifestError, match=r"format_version 2 is older than 3, .* export the model again"):
         Manifest.load(tmp_path)
 
 

@@ -7,10 +7,10 @@ from graphs.op_twins_rows import (
     add_rms_norm_quantize,
     gumbel_noise,
     hadamard_blocks,
+    integer_linear,
     kept_tokens,
     philox4x32,
     quantize_rows,
-    quantized_linear,
     sample_rows,
     swiglu_quantize,
 )
@@ -68,14 +68,14 @@ def test_rows_that_are_not_finite_make_everything_after_them_nan():
     assert row_params[2].tolist() == [np.float32(3) * np.float32(1 / 255), 0]
 
 
-def test_quantized_linear_equals_the_float_product_of_dequantised_operands():
+def test_integer_linear_equals_the_float_product_of_dequantised_operands():
     generator = np.random.default_rng(4)
     q, row_params = quantize_rows(generator.normal(size=(6, 32)).astype(np.float32))
     weight = generator.integers(-127, 128, (10, 32)).astype(np.int8)
     col_scale, bias = generator.random(10, np.float32), generator.random(10, np.float32)
     rows = row_params[:, :1].astype(float) * (q - row_params[:, 1:].astype(float))
     expected = rows @ (weight * col_scale[:, None]).T + bias
-    actual = quantized_linear(q, row_params, weight, col_scale, bias)
+    actual = integer_linear(q, row_params, weight, col_scale, bias)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
