@@ -54,7 +54,9 @@ struct Softmax {
 #pragma unroll
     for (auto& four : scores) {
 #pragma unroll
-      for (float& score : four) score = launch.softcap - 2.0f * launch.softcap / (1.0f + exp2_approx(score * factor));
+      for (float& score : four) {
+        score = launch.softcap * (1.0f - 2.0f * reciprocal_approx(1.0f + exp2_approx(score * factor)));
+      }
     }
   }
 
@@ -79,6 +81,7 @@ struct Softmax {
 
   // Raises the largest scores to those of this tile and scales down what was summed before.
   DEVICE void rescale(const float (&scores)[S::kWarpTokens / 8][4]) {
+    float factors[2];
 #pragma unroll
     for (int half_row = 0; half_row < 2; ++half_row) {
       float most = largest[half_row];
@@ -86,13 +89,18 @@ struct Softmax {
       for (const auto& four : scores) most = fmaxf(most, fmaxf(four[2 * half_row], four[2 * half_row + 1]));
       most = fmaxf(most, __shfl_xor_sync(kWholeWarp, most, 1));
       most = fmaxf(most, __shfl_xor_sync(kWholeWarp, most, 2));
-      const float factor = exp2_approx((largest[half_row] - most) * exponent_scale);
+      factors[half_row] = exp2_approx((largest[half_row] - most) * exponent_scale);
       largest[half_row] = most;
-      total[half_row] *= factor;
+    }
+    // After some tiles the largest scores seldom change.
+    if (!__any_sync(kWholeWarp, factors[0] != 1.0f || factors[1] != 1.0f)) return;
+#pragma unroll
+    for (int half_row = 0; half_row < 2; ++half_row) {
+      total[half_row] *= factors[half_row];
 #pragma unroll
       for (auto& four : sums) {
-        four[2 * half_row] *= factor;
-        four[2 * half_row + 1] *= factor;
+        four[2 * half_row] *= factors[half_row];
+        four[2 * half_row + 1] *= factors[half_row];
       }
     }
   }
