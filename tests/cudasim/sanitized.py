@@ -28,15 +28,14 @@ class Outcome:
     @property
     def fault(self) -> str:
         """What went wrong, in one line; empty if nothing did."""
-        if found := re.search(r"AddressSanitizer: (\S+)", self.output):
-            return f"{found[1]} at {', '.join(self._lines()[:1])}"
-        if "ThreadSanitizer: data race" in self.output:
-            return f"data race at {' and '.join(self._lines()[:2])}"
+        if found := re.search(r"AddressSanitizer: (\S+)|ThreadSanitizer: ([\w -]+) \(", self.output):
+            num_lines = 1 if found[1] else 2
+            return f"{found[1] or found[2]} at {' and '.join(self._lines()[:num_lines])}"
         if found := re.search(r"SimError: (.*)", self.output):
             return found[1]
         if found := re.search(r"AssertionError.*", self.output):
             return found[0]
-        return "" if self.returncode == 0 else f"exit status {self.returncode}: {self.output[-300:]}"
+        return "" if self.returncode == 0 else f"exit status {self.returncode}: {self.output.strip()[-300:]}"
 
     def _lines(self) -> list[str]:
         """Lines of kernels in a sanitizer's stacks, the innermost first."""

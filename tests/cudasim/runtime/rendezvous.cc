@@ -59,7 +59,7 @@ Meeting& meeting_of(const char* where, const char* what, uint32_t mask) {
     }
   }
   if (!found) fail(where, "too many warp operations at once");
-  found->mask = mask, found->where = where, found->what = what, found->sync = fresh_sync();
+  found->mask = mask, found->where = where, found->what = what, found->sync = nullptr;
   return *found;
 }
 
@@ -129,6 +129,7 @@ void meet_in_warp(const char* where, const char* what, uint32_t mask, void* payl
   mask &= lanes_of_warp();
   if (!(mask >> self->lane & 1)) fail(where, "%s: the calling lane is outside its own mask 0x%08x", what, mask);
   Meeting& meeting = meeting_of(where, what, mask);
+  if (orders_memory && !meeting.sync) meeting.sync = fresh_sync();
   const void* sync = meeting.sync;
   meeting.arrived |= 1u << self->lane;
   meeting.payload[self->lane] = payload;

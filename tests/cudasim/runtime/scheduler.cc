@@ -145,7 +145,9 @@ void forget_stacks() {
 #if defined(SIM_ADDRESS)
     __asan_unpoison_memory_region(stack.memory, stack_bytes);
 #endif
+#if !defined(SIM_THREAD)  // which would see the launcher race with the fibers that were left alone
     munmap(stack.memory, stack_bytes);
+#endif
     stack = {};
   }
 }
