@@ -55,8 +55,4 @@ struct Shape {
 };
 
 constexpr int kQueryBytes = kHeadDim * 2 + 16;
-constexpr int kMergeRow = kHeadDim + 8;
-
-static_assert(kQueryBytes / 16 % 2 == 1, "eight rows of a matrix load lie in different banks");
-static_assert(kMergeRow % 32 == 8, "the float2 stores of half a warp touch every bank once");
-static_assert(Shape<1>::kTokenWarps * 16 * (kMergeRow + 2) * 4 <= 4 * kStageBytes, "the merge fits into the stages");
+constexpr int kMergeRow = kHeadDim + 8;  // float2 stores of a warp's half then touch every bank once

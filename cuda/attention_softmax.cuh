@@ -54,9 +54,7 @@ struct Softmax {
 #pragma unroll
     for (auto& four : scores) {
 #pragma unroll
-      for (float& score : four) {
-        score = launch.softcap * (1.0f - 2.0f * reciprocal_approx(1.0f + exp2_approx(score * factor)));
-      }
+      for (float& score : four) score = launch.softcap - 2.0f * launch.softcap / (1.0f + exp2_approx(score * factor));
     }
   }
 
@@ -81,7 +79,6 @@ struct Softmax {
 
   // Raises the largest scores to those of this tile and scales down what was summed before.
   DEVICE void rescale(const float (&scores)[S::kWarpTokens / 8][4]) {
-    float factors[2];
 #pragma unroll
     for (int half_row = 0; half_row < 2; ++half_row) {
       float most = largest[half_row];
@@ -89,18 +86,13 @@ struct Softmax {
       for (const auto& four : scores) most = fmaxf(most, fmaxf(four[2 * half_row], four[2 * half_row + 1]));
       most = fmaxf(most, __shfl_xor_sync(kWholeWarp, most, 1));
       most = fmaxf(most, __shfl_xor_sync(kWholeWarp, most, 2));
-      factors[half_row] = exp2_approx((largest[half_row] - most) * exponent_scale);
+      const float factor = exp2_approx((largest[half_row] - most) * exponent_scale);
       largest[half_row] = most;
-    }
-    // After some tiles the largest scores seldom change.
-    if (!__any_sync(kWholeWarp, factors[0] != 1.0f || factors[1] != 1.0f)) return;
-#pragma unroll
-    for (int half_row = 0; half_row < 2; ++half_row) {
-      total[half_row] *= factors[half_row];
+      total[half_row] *= factor;
 #pragma unroll
       for (auto& four : sums) {
-        four[2 * half_row] *= factors[half_row];
-        four[2 * half_row + 1] *= factors[half_row];
+        four[2 * half_row] *= factor;
+        four[2 * half_row + 1] *= factor;
       }
     }
   }

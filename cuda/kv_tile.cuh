@@ -36,7 +36,6 @@ constexpr float kWidened = kIsFp8 ? 256.0f : 1.0f;
 
 static_assert(kTileTokens % kBlockSize == 0, "a tile is whole blocks");
 static_assert(kRowBytes % 32 == 0, "a matrix load takes 32 bytes of a row");
-static_assert(kPaddedBytes / 16 % 2 == 1, "eight rows of a matrix load lie in different banks");
 
 // One sequence's pages at one KV head.
 struct Pages {
@@ -63,7 +62,8 @@ struct Pages {
   // `tile_blocks`: blocks_from(the tile's start).
   template <int kThreads>
   DEVICE void copy(int tile_blocks, int num_tokens, char* key_stage, char* value_stage) const {
-    for_each<kTileTokens * kRowChunks, kThreads>([&](int i) {
+#pragma unroll
+    for (int i = threadIdx.x; i < kTileTokens * kRowChunks; i += kThreads) {
       const int token = i / kRowChunks;
       const int byte = i % kRowChunks * 16;
       const long block = __shfl_sync(kWholeWarp, tile_blocks, token / kBlockSize);
@@ -71,7 +71,7 @@ struct Pages {
       const int to = token * kPaddedBytes + byte;
       copy_async(key_stage + to, from, token < num_tokens);
       copy_async(value_stage + to, from + value_bytes, token < num_tokens);
-    });
+    }
   }
 };
 

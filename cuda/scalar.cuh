@@ -87,27 +87,9 @@ DEVICE float exp2_approx(float x) {
   return y;
 }
 
-// 1 / x, relative error 2^-23; 0 for infinity.
-DEVICE float reciprocal_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 DEVICE int lane_of_thread() { return threadIdx.x & 31; }
 DEVICE int warp_of_thread() { return threadIdx.x >> 5; }
 
 constexpr u32 kWholeWarp = 0xffffffffu;
-
-// body(index) for index = threadIdx.x, threadIdx.x + kThreads, ... below kCount: a loop whose length the compiler knows.
-// Whole warps are in or out, if kCount is a multiple of 32.
-template <int kCount, int kThreads, class Body>
-DEVICE void for_each(const Body& body) {
-#pragma unroll 8
-  for (int i = 0; i < (kCount + kThreads - 1) / kThreads; ++i) {
-    const int index = static_cast<int>(threadIdx.x) + i * kThreads;
-    if (kCount % kThreads == 0 || index < kCount) body(index);
-  }
-}

@@ -1,0 +1,109 @@
+"""One small case for each kernel, for runs under sanitizers and of kernels with seeded bugs.
+
+Cases raise AssertionError for a wrong result. Shapes are small and odd; the last sequence is the longest, ends within a
+block and fills its row of the block table, so that reading on leaves the table.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from graphs.op_twins_attention import AttentionSpec
+from service.core.types import SamplingParams
+from service.executor.cuda.kernels import KernelConfig, Scalar
+from service.executor.logit_edits import LogitEdit
+from tests.cuda.attention_problem import Problem
+from tests.cuda.attention_runs import check_attention
+from tests.cuda.sampling_rows import Rows, run_sample_rows
+from tests.cuda.sim_kernels import Out, SimKernels
+from tests.cuda.test_rope_kernel import RopeCase
+from tests.cudasim.device import SimDevice
+
+
+def decode(device: SimDevice) -> None:
+    """Whole and cut sequences, an empty row, several items a block of threads, the merge of cut ones."""
+    problem = Problem((17, 0, 64, 1, 150), (1,) * 5, 3)
+    check_attention(device, problem, "decode")
+    check_attention(device, problem, "decode", chunk=64)
+
+
+def decode_fp8(device: SimDevice) -> None:
+    check_attention(device, Problem((17, 0, 150), (1, 1, 2), 3, is_fp8=True, k_scale=0.5, v_scale=2.0), "decode")
+
+
+def prefill(device: SimDevice) -> None:
+    """Chunks and single tokens, more blocks of threads than items."""
+    check_attention(device, Problem((5, 1, 0, 150), (3, 1, 1, 30), 3), "prefill")
+
+
+def prefill_fp8(device: SimDevice) -> None:
+    check_attention(device, Problem((5, 150), (3, 30), 3, is_fp8=True, k_scale=0.5, v_scale=2.0), "prefill")
+
+
+def rope(device: SimDevice) -> None:
+    """Five heads for two blocks of four warps; a padding token; norms."""
+    case = RopeCase(AttentionSpec(num_heads=3, num_kv_heads=1, head_dim=64), "half", has_norms=True, device=device)
+    case.run()
+    case.check_queries("half")
+    _, keys, values = case.expected()
+    for token in case.written():
+        for which, heads in enumerate((keys[token], values[token])):
+            assert np.allclose(case.stored(token, which), heads, rtol=1e-3, atol=2e-6), f"token {token} is wrong"
+    assert (case.kv == 7.0).sum() == case.kv.size - 2 * 64 * len(case.written())
+
+
+def rope_fp8(device: SimDevice) -> None:
+    """A part of each head rotated, keys and values of one byte."""
+    spec = AttentionSpec(num_heads=3, num_kv_heads=1, head_dim=96)
+    case = RopeCase(spec, "bf16", has_norms=True, rotary_half=8, is_fp8=True, device=device)
+    case.run()
+    case.check_queries("bf16")
+
+
+def sampling(device: SimDevice) -> None:
+    """Every filter, edits and masks of the same tokens, log-probabilities; more logits than threads times four."""
+    logits = (3 * np.random.default_rng(5).standard_normal((3, 4103))).astype(np.float32)
+    rows = Rows.of(logits, temperature=[0.0, 0.8, 1.5], top_k=[0, 40, 0], top_p=[1.0, 0.9, 0.7], min_p=[0, 0, 0.01])
+    params = SamplingParams(max_tokens=1, logit_bias=tuple((token, 1.5) for token in range(0, 64, 3)))
+    history = np.array([3, 4, 5, 5], np.int32)
+    rows.edits = {1: LogitEdit(params, history, 2, np.array([6], np.int32))}
+    rows.masks = {1: np.random.default_rng(6).random(4103) < 0.5}
+    rows.num_logprobs = np.array([2, 1, -1], np.int32)
+    sampled = run_sample_rows(rows, device)
+    assert rows.expected_tokens().tolist() == sampled.tokens.tolist()
+
+
+def sampling_half(device: SimDevice) -> None:
+    """Logits of two bytes, an odd number of them in a row."""
+    logits = np.random.default_rng(1).standard_normal((3, 1003)).astype(np.float16)
+    rows = Rows.of(logits, top_k=20, top_p=[0.5, 0.9, 1.0], temperature=[0.0, 1.0, 2.0])
+    assert rows.expected_tokens().tolist() == run_sample_rows(rows, device).tokens.tolist()
+
+
+def advance(device: SimDevice) -> None:
+    """More rows than threads; the last row's next token has no column."""
+    num_rows, stride = 300, 3
+    table = np.arange(num_rows * stride, dtype=np.int32).reshape(num_rows, stride)
+    position = np.arange(num_rows, dtype=np.int32) % (16 * stride - 1)
+    position[-1] = 16 * stride - 1
+    token, slot = np.arange(num_rows, dtype=np.int32) + 5, np.arange(num_rows, dtype=np.int32)
+    outs = [Out(np.full(num_rows, -7, np.int32)) for _ in range(4)]
+    kernels = SimKernels(KernelConfig(Scalar.HALF, 64, 16, 64), device)
+    kernels.launch("advance", (1, 1), token, position, slot, table, *outs, num_rows, stride)
+    at = position + 1
+    column = np.minimum(at // 16, stride - 1)
+    slots = np.where(at < 16 * stride, table[np.arange(num_rows), column] * 16 + at % 16, -1)
+    expected = (token, at, slots, at + 1)
+    assert [each.tolist() for each in expected] == [out.array.tolist() for out in outs]
+
+
+CASES: dict[str, Callable[[SimDevice], None]] = {
+    each.__name__: each
+    for each in (decode, decode_fp8, prefill, prefill_fp8, rope, rope_fp8, sampling, sampling_half, advance)
+}
+
+
+def run(device: SimDevice, *names: str) -> None:
+    """What `tests.cudasim.sanitized.run_case` runs in its process."""
+    for name in names:
+        CASES[name](device)
