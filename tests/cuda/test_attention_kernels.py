@@ -76,6 +76,15 @@ def test_fp8_keys_and_values(scalar):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scalar", ["bf16", "half"])
+def test_long_and_skewed_contexts(scalar):
+    lengths = (2047, 1, 2048, 33, 2049)
+    check(Problem(lengths, (1,) * 5, 4, scalar=scalar), "decode", seed=1)
+    check(Problem(lengths, (1,) * 5, 4, scalar=scalar), "decode", chunk=512, seed=2)
+    check(Problem(lengths, (100, 1, 17, 33, 65), 4, scalar=scalar), "prefill", seed=3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("is_fp8", [False, True])
 @pytest.mark.parametrize("block_size", [16, 32])
 @pytest.mark.parametrize(("head_dim", "tile_tokens"), [(64, 64), (96, 64), (96, 32), (128, 64), (128, 32), (256, 32)])

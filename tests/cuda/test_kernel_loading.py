@@ -6,7 +6,14 @@ import pytest
 
 from service.errors import ConfigError
 from service.executor.cuda.compiler import CubinCache
-from service.executor.cuda.kernels import KernelConfig, Scalar, choose_tile_tokens, load_kernels
+from service.executor.cuda.kernels import (
+    KernelConfig,
+    Scalar,
+    choose_tile_tokens,
+    kernel_specs,
+    load_kernels,
+    source_folder,
+)
 from service.executor.cuda.kernels_driver import DriverModules, require_driver
 from service.executor.cuda.launch import LoadedKernel
 from tests.cuda.kernel_builds import missing_nvrtc
@@ -78,6 +85,12 @@ def test_device_with_too_little_shared_memory_is_refused():
     assert 32 == choose_tile_tokens(256, False, needed)
     with pytest.raises(ConfigError, match="head_dim: attention with 256 takes 101,376 bytes"):
         choose_tile_tokens(256, False, needed - 1)
+
+
+def test_sources_are_all_there_and_no_package_hides_cuda_bindings():
+    folder = source_folder()
+    assert {spec.source for spec in kernel_specs(CONFIG)} == {path.name for path in folder.glob("*.cu")}
+    assert [] == list(folder.rglob("*.py"))
 
 
 def test_missing_driver_is_said_before_anything_is_called():
