@@ -14,7 +14,7 @@ _NUM_TERMS = 5
 _FORGETTING = 0.99
 _MIN_STEPS = 8  # measured of a kind before anything is said of it
 _STEPS_PER_FIT = 32
-_NUM_FIRST_STEPS = 32  # of a kind, each of which is learned from at once
+_NUM_FIRST_STEPS = 32  # of a kind, each of which is learned from by itself
 _FADING = 0.9  # from one step with a prompt to the next
 _RIDGE = 1e-6
 _TOLERANCE = 3.0
@@ -62,7 +62,10 @@ class StepTimeModel:
     information form: the decayed sums of x x' and x y are kept, and solved now and then. Steps with and without
     prompts are forgotten apart, else a long time without prompts would forget what a prompt costs. A step whose error
     is far beyond the usual counts less (Huber's weights), so that a pause of the machine does not teach; when errors
-    stay large, the usual grows, and the model follows. Owned by the Scheduler.
+    stay large, the usual grows, and the model follows.
+
+    Steps are looked at when somebody asks, or when they are many: to learn from one takes longer than the rest of a
+    small step's scheduling. Owned by the Scheduler.
     """
 
     def __init__(self) -> None:
@@ -71,6 +74,7 @@ class StepTimeModel:
         self._price_list = [0.0] * _NUM_TERMS  # the same, for predictions: numpy is slow with five numbers
         self._information: Float64Array = np.zeros((2, _NUM_TERMS, _NUM_TERMS))  # [without or with prompts]
         self._moments: Float64Array = np.zeros((2, _NUM_TERMS))
+        self._new: list[tuple[StepLoad, int]] = []  # with its nanoseconds: not looked at yet
         self._num_steps = [0, 0]
         self._spreads_ns = [0.0, 0.0]  # the usual error, absolute
         self._unfitted: list[tuple[int, float, int, StepLoad]] = []  # (kind, weight, nanoseconds, load)
@@ -78,46 +82,32 @@ class StepTimeModel:
     @property
     def prices(self) -> Float64Array:
         """float64[5] nanoseconds: of a step, a prefill token, a decode row, a context token, a prefill pair."""
+        self._catch_up()
         return np.array(self._price_list)
-
-    @property
-    def knows_prefill(self) -> bool:
-        """True once enough steps with prompts were measured."""
-        return self._num_steps[1] >= _MIN_STEPS
-
-    @property
-    def knows_decode(self) -> bool:
-        """True once enough steps without prompts were measured."""
-        return self._num_steps[0] >= _MIN_STEPS
 
     def observe(self, load: StepLoad, elapsed_ns: int) -> None:
         """A step of this load took so long."""
         if elapsed_ns <= 0:
             return
-        kind = int(load.prefill_tokens > 0)
-        weight = self._weigh(kind, self.predict_ns(load), elapsed_ns)
-        self._unfitted.append((kind, weight, elapsed_ns, load))
-        self._num_steps[kind] += 1
+        self._new.append((load, elapsed_ns))
         if load.prefill_tokens:
             self.recent_prefill_tokens = max(_FADING * self.recent_prefill_tokens, float(load.prefill_tokens))
-        # A step that surprises is learned from at once, else chunks could grow for many steps on a wrong price.
-        is_due = weight < 1.0 or len(self._unfitted) >= _STEPS_PER_FIT
-        if is_due or self._num_steps[kind] <= _NUM_FIRST_STEPS:
-            self._learn()
-            self._fit()
+        if len(self._new) >= _STEPS_PER_FIT:
+            self._catch_up()
 
     def predict_ns(self, load: StepLoad) -> float:
         """The time that a step of this load should take; 0 when nothing was measured."""
-        step_ns, prefill_ns, row_ns, context_ns, pair_ns = self._price_list
-        prompt_ns = prefill_ns * load.prefill_tokens + pair_ns * load.prefill_pairs
-        return step_ns + row_ns * load.decode_rows + context_ns * load.context_tokens + prompt_ns
+        self._catch_up()
+        return self._predict_ns(load)
 
     def spread_ns(self, load: StepLoad) -> float:
         """By how much such a prediction is usually wrong."""
+        self._catch_up()
         return self._spreads_ns[load.prefill_tokens > 0]
 
     def chunk_for(self, free_ns: float, num_computed_tokens: int) -> float:
         """Tokens of a chunk that add `free_ns` to a step, after `num_computed_tokens` of the prompt; may be inf."""
+        self._catch_up()
         token_ns, pair_ns = self._price_list[1], self._price_list[4]
         # pair / 2 n^2 + (token + pair (computed + 1/2)) n = free
         linear = token_ns + pair_ns * (num_computed_tokens + 0.5)
@@ -126,14 +116,35 @@ class StepTimeModel:
 
     def least_answer_ns(self, num_prompt_tokens: int, min_tokens: int, max_step_tokens: int) -> float:
         """The least time that a prompt and `min_tokens` of output take, alone on the machine; 0 when not yet known."""
+        self._catch_up()
+        knows_decode, knows_prefill = (num_steps >= _MIN_STEPS for num_steps in self._num_steps)
         prefill_ns = decode_ns = 0.0
-        if self.knows_prefill:
+        if knows_prefill:
             num_steps = -(-num_prompt_tokens // max_step_tokens)
             prefill_ns = num_steps * self._price_list[0] + num_prompt_tokens * self._price_list[1]
-        if self.knows_decode:
+        if knows_decode:
             load = StepLoad(0, 1, num_prompt_tokens)
-            decode_ns = max(0, min_tokens - 1) * self.predict_ns(load)
+            decode_ns = max(0, min_tokens - 1) * self._predict_ns(load)
         return prefill_ns + decode_ns
+
+    def _predict_ns(self, load: StepLoad) -> float:
+        step_ns, prefill_ns, row_ns, context_ns, pair_ns = self._price_list
+        prompt_ns = prefill_ns * load.prefill_tokens + pair_ns * load.prefill_pairs
+        return step_ns + row_ns * load.decode_rows + context_ns * load.context_tokens + prompt_ns
+
+    def _catch_up(self) -> None:
+        """Look at the new steps, in order."""
+        for load, elapsed_ns in self._new:
+            kind = int(load.prefill_tokens > 0)
+            weight = self._weigh(kind, self._predict_ns(load), elapsed_ns)
+            self._unfitted.append((kind, weight, elapsed_ns, load))
+            self._num_steps[kind] += 1
+            # A step that surprises is learned from at once, else chunks could grow for many steps on a wrong price.
+            is_due = weight < 1.0 or len(self._unfitted) >= _STEPS_PER_FIT
+            if is_due or self._num_steps[kind] <= _NUM_FIRST_STEPS:
+                self._learn()
+                self._fit()
+        self._new.clear()
 
     def _weigh(self, kind: int, predicted_ns: float, elapsed_ns: int) -> float:
         """Huber's weight of the step; learns the usual error."""
