@@ -39,5 +39,5 @@ def run_requests(executor: Executor, requests: Sequence[Request], **limits: int)
             outcome.tokens[seq_id].append(token_id)
             if index in delta.logprobs:
                 outcome.logprobs[seq_id].append(delta.logprobs[index])
-    outcome.num_preemptions = scheduler.counters.num_preemptions
+    outcome.num_preemptions = scheduler.counters.totals.num_preemptions
     return outcome

@@ -1,7 +1,9 @@
 """`chairlift bench schedule`: what planning and committing a step costs the host, without any model.
 
 A scheduler decodes in steady state: sequences of uneven lengths finish in every step, and as many are admitted from a
-backlog. Only `plan` and `commit` are timed; making requests and tokens is not the scheduler's work.
+backlog; with the prefix cache on, all free blocks are cached ones, so that every new one is evicted. Prompts share
+nothing. `plan` and `commit` are what a step waits for. `add` takes requests in between steps, and is timed apart;
+making requests, hashing their prompts and sampling tokens is not the scheduler's work.
 """
 
 import gc
@@ -22,6 +24,7 @@ from service.errors import ConfigError
 
 _BLOCK_SIZE: Final = 16
 _WARM_UP_STEPS: Final = 50
+_MAX_WARM_UP_STEPS: Final = 1000  # sequences that never fill a block leave none in the cache
 _CHUNK_TOKENS: Final = 8192  # of a step, beside its decode tokens
 _VOCAB_SIZE: Final = 32_000
 
@@ -35,6 +38,7 @@ class ScheduleCost:
     plan_commit_us_p99: float
     plan_us_p50: float
     commit_us_p50: float
+    add_us_p50: float  # of the requests that came before the step
     rows_per_step: float
     prompt_tokens_per_step: float
     finished_per_step: float
@@ -53,6 +57,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--output-tokens", type=int, default=300, metavar="N", help="mean tokens of an output (default 300)"
     )
+    parser.add_argument("--prefix-cache", choices=("on", "off"), default="on", help="whether blocks are kept")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
 
 
@@ -62,10 +67,9 @@ def run(arguments: Namespace) -> int:
         if getattr(arguments, name) < 1:
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} is {getattr(arguments, name)}, but must be at least 1")
-    costs = [
-        measure(running, arguments.steps, arguments.prompt_tokens, arguments.output_tokens)
-        for running in arguments.running
-    ]
+    lengths = (arguments.prompt_tokens, arguments.output_tokens)
+    has_cache = arguments.prefix_cache == "on"
+    costs = [measure(running, arguments.steps, lengths, has_cache=has_cache) for running in arguments.running]
     if arguments.json:
         sys.stdout.write(json.dumps({"rows": [asdict(cost) for cost in costs]}, indent=2) + "\n")
     else:
@@ -75,23 +79,24 @@ def run(arguments: Namespace) -> int:
 
 def format_table(costs: list[ScheduleCost]) -> str:
     """A table with one line per case; times in microseconds."""
-    lines = ["running  plan+commit p50     p99    plan  commit  finished/step  admitted/step  prompt tokens/step"]
+    lines = [
+        "running  plan+commit p50     p99    plan  commit     add  finished/step  admitted/step  prompt tokens/step"
+    ]
     lines += [
         f"{cost.running:7} {cost.plan_commit_us_p50:16.0f} {cost.plan_commit_us_p99:7.0f} {cost.plan_us_p50:7.0f} "
-        f"{cost.commit_us_p50:7.0f} {cost.finished_per_step:14.1f} {cost.admitted_per_step:14.1f} "
-        f"{cost.prompt_tokens_per_step:19.0f}"
+        f"{cost.commit_us_p50:7.0f} {cost.add_us_p50:7.0f} {cost.finished_per_step:14.1f} "
+        f"{cost.admitted_per_step:14.1f} {cost.prompt_tokens_per_step:19.0f}"
         for cost in costs
     ]
     return "\n".join(lines) + "\n"
 
 
-def measure(running: int, num_steps: int, prompt_tokens: int, output_tokens: int) -> ScheduleCost:
-    """The cost of one case: lengths are uniform between half and one and a half times their means."""
-    feed = _Feed(prompt_tokens, output_tokens)
-    scheduler = Scheduler(_config(running, feed))
+def measure(running: int, num_steps: int, mean_lengths: tuple[int, int], *, has_cache: bool = True) -> ScheduleCost:
+    """The cost of one case. Prompts and outputs are uniform between half and one and a half times their means."""
+    feed = _Feed(*mean_lengths)
+    scheduler = Scheduler(_config(running, feed, has_cache=has_cache))
     _fill(scheduler, feed, running)
-    for _ in range(_WARM_UP_STEPS):
-        _step(scheduler, feed)
+    _warm_up(scheduler, feed)
     gc.collect()
     gc.freeze()  # as a server does after its warm-up
     try:
@@ -100,15 +105,16 @@ def measure(running: int, num_steps: int, prompt_tokens: int, output_tokens: int
         after = scheduler.counters
     finally:
         gc.unfreeze()
-    plan_us, commit_us, rows, prompts = np.array(steps).T
+    add_us, plan_us, commit_us, rows, prompts = np.array(steps).T
     p50, p99 = np.percentile(plan_us + commit_us, (50, 99)).tolist()
-    num_finished = after.num_finished - before.num_finished
+    num_finished = after.totals.num_finished - before.totals.num_finished
     return ScheduleCost(
         running=running,
         plan_commit_us_p50=round(p50, 1),
         plan_commit_us_p99=round(p99, 1),
         plan_us_p50=round(float(np.median(plan_us)), 1),
         commit_us_p50=round(float(np.median(commit_us)), 1),
+        add_us_p50=round(float(np.median(add_us)), 1),
         rows_per_step=round(float(rows.mean()), 1),
         prompt_tokens_per_step=round(float(prompts.mean()), 1),
         finished_per_step=round(num_finished / num_steps, 2),
@@ -152,7 +158,7 @@ class _Feed:
         return self._rng.integers(0, _VOCAB_SIZE, count, np.int32)
 
 
-def _config(running: int, feed: _Feed) -> SchedulerConfig:
+def _config(running: int, feed: _Feed, *, has_cache: bool) -> SchedulerConfig:
     max_model_len = sum(feed.max_lengths) + 1
     blocks_per_seq = -(-max_model_len // _BLOCK_SIZE)
     return SchedulerConfig(
@@ -163,6 +169,7 @@ def _config(running: int, feed: _Feed) -> SchedulerConfig:
         max_model_len=max_model_len,
         max_waiting_requests=1 << 20,
         max_waiting_tokens=1 << 40,
+        prefix_cache=has_cache,
     )
 
 
@@ -174,12 +181,27 @@ def _fill(scheduler: Scheduler, feed: _Feed, running: int) -> None:
         _step(scheduler, feed, has_backlog=False)
 
 
-def _step(scheduler: Scheduler, feed: _Feed, *, has_backlog: bool = True) -> tuple[float, float, int, int]:
-    """One step: microseconds of plan and of commit, rows, and prompt tokens."""
+def _warm_up(scheduler: Scheduler, feed: _Feed) -> None:
+    """Some steps, and with the cache as many as use up the blocks that no sequence has had before."""
+    for number in range(_MAX_WARM_UP_STEPS):
+        counters = scheduler.counters
+        num_blank_blocks = counters.num_free_blocks - counters.num_evictable_blocks
+        is_steady = not scheduler.config.prefix_cache or num_blank_blocks <= counters.num_running
+        if is_steady and number >= _WARM_UP_STEPS:
+            return
+        _step(scheduler, feed)
+
+
+def _step(scheduler: Scheduler, feed: _Feed, *, has_backlog: bool = True) -> tuple[float, float, float, int, int]:
+    """One step: microseconds of adding requests, of plan and of commit, rows, and prompt tokens."""
+    add_ns = 0
     if has_backlog:
         num_missing = scheduler.config.max_num_seqs // 16 + 8 - scheduler.counters.num_waiting
-        for _ in range(num_missing):
-            scheduler.add(feed.request())
+        requests = [feed.request() for _ in range(num_missing)]
+        start_ns = time.perf_counter_ns()
+        for request in requests:
+            scheduler.add(request)
+        add_ns = time.perf_counter_ns() - start_ns
     start_ns = time.perf_counter_ns()
     plan = scheduler.plan(start_ns)
     planned_ns = time.perf_counter_ns()
@@ -189,4 +211,5 @@ def _step(scheduler: Scheduler, feed: _Feed, *, has_backlog: bool = True) -> tup
     scheduler.commit(plan, result)
     commit_ns = time.perf_counter_ns() - sampled_ns
     num_rows = len(plan.rows)
-    return (planned_ns - start_ns) / 1e3, commit_ns / 1e3, num_rows, plan.num_tokens - plan.num_decode_rows
+    prompt_tokens = plan.num_tokens - plan.num_decode_rows
+    return add_ns / 1e3, (planned_ns - start_ns) / 1e3, commit_ns / 1e3, num_rows, prompt_tokens

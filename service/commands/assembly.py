@@ -113,7 +113,7 @@ def scheduler_config(
         prefill_share=scheduling.prefill_share,
         max_queue_wait_ns=round(scheduling.max_queue_wait_s * NS_PER_S),
         ordering=scheduling.ordering(),
-        prefix_cache=scheduling.prefix_cache == "on",
+        prefix_cache=scheduling.uses_prefix_cache,
         batching=scheduling.batching,
         batch_window_ns=round(scheduling.batch_window_ms * NS_PER_MS) if scheduling.batching == "dynamic" else 0,
     )
@@ -122,7 +122,7 @@ def scheduler_config(
 def prefix_keys(manifest: Manifest, scheduling: SchedulingSettings) -> PrefixKeys:
     """The names that prompts have in the prefix cache: blocks of another model, or of other weights, never match."""
     model_hash = ",".join(f"{name}:{record.sha256}" for name, record in sorted(manifest.files.items()))
-    return PrefixKeys(model_hash, scheduling.shared_prefix_scope, scheduling.prefix_cache == "on")
+    return PrefixKeys(model_hash, scheduling.shared_prefix_scope, scheduling.uses_prefix_cache)
 
 
 @contextmanager

@@ -174,7 +174,7 @@ def _deployment(
         max_waiting_requests=args.max_waiting_requests,
         max_waiting_tokens=1 << 50,
         ordering=OrderingConfig(policy=cast(Policy, chosen["policy"]), tenant_weights=weights),
-        prefix_cache=chosen["prefix_cache"] == "on",
+        prefix_cache=chosen["prefix_cache"] == "on" and chosen["batching"] == "continuous",
         batching=cast(Batching, chosen["batching"]),
         batch_window_ns=round(args.batch_window_ms * 1e6) if chosen["batching"] == "dynamic" else 0,
         target_itl_ns=round(args.target_itl_ms * 1e6),

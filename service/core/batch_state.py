@@ -38,6 +38,7 @@ class BatchState:
         self.num_decode_rows = 0
         self.token_ids: Int32Array = np.zeros((max_num_seqs, max_model_len), np.int32)  # prompt, then output
         self._row_numbers: Int32Array = np.arange(max_num_seqs, dtype=np.int32)
+        self._row_numbers.flags.writeable = False  # plans hand out slices of it
         self._flat_token_ids: Int32Array = self.token_ids.reshape(-1)  # a view
         self._first_places: Int64Array = np.arange(max_num_seqs) * max_model_len  # of each row in flat token_ids
         self.block_table: Int32Array = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)  # then the null block
@@ -115,9 +116,15 @@ class BatchState:
         self._set_stop_token_ids(row, request)
         return row
 
+    def first_rows(self, count: int) -> Int32Array:
+        """0, 1, 2, ...: int32[count], read-only."""
+        return self._row_numbers[:count]
+
     def as_slice(self, rows: Int32Array) -> Rows:
-        """`rows` as a slice when they are 0, 1, 2, ...: the steady state of decoding."""
+        """`rows` as a slice when they are the first ones: the steady state of decoding."""
         num_rows = len(rows)
+        if rows.base is self._row_numbers:
+            return slice(0, num_rows)
         if not num_rows or rows[-1] != num_rows - 1:
             return rows
         is_all = np.count_nonzero(rows == self._row_numbers[:num_rows]) == num_rows

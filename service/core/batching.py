@@ -2,10 +2,16 @@
 
 from typing import Protocol
 
+from service.core.batch_state import BatchState
 from service.core.chunks import Chunks
+from service.core.continuous_batching import ContinuousBatching
 from service.core.plan import StepPlan
+from service.core.prefixes import Prefixes
 from service.core.reservation import Reservation
+from service.core.scheduler_config import SchedulerConfig
+from service.core.static_batching import StaticBatching
 from service.core.types import Int32Array, StepResult
+from service.core.waiting_queue import WaitingQueue
 
 
 class Batching(Protocol):
@@ -29,3 +35,10 @@ class Batching(Protocol):
     def leaving_rows(self, finished_rows: Int32Array) -> Int32Array:
         """The rows that leave the batch when `finished_rows` have ended."""
         ...
+
+
+def create_batching(config: SchedulerConfig, batch: BatchState, queue: WaitingQueue, prefixes: Prefixes) -> Batching:
+    """What the configuration names."""
+    if config.batching == "continuous":
+        return ContinuousBatching(config, batch, queue, prefixes)
+    return StaticBatching(config, batch, queue)

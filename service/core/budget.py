@@ -1,7 +1,6 @@
 """How many tokens a step may compute, and how fast recent steps computed them."""
 
 import math
-from dataclasses import dataclass
 
 from service.core.batch_state import BatchState
 from service.core.scheduler_config import SchedulerConfig
@@ -52,24 +51,25 @@ class ChunkBudget:
         return max(1, int(min(model.chunk_for(free_ns, in_progress), largest)))
 
 
-@dataclass(frozen=True, slots=True)
 class TokenRate:
-    """Prompt tokens computed per second: how fast the queue drains. Smoothed over the last ten seconds or so of steps,
+    """Prompt tokens computed per second: how fast the queue drains. Owned by the Scheduler.
 
-    those without a prompt included. Zero until the first prompt.
+    Smoothed over the last ten seconds or so of steps, those without a prompt included. Zero until the first prompt.
     """
 
-    tokens_per_s: float = 0.0
+    def __init__(self) -> None:
+        self.tokens_per_s = 0.0
 
-    def observe(self, num_tokens: int, elapsed_ns: int) -> "TokenRate":
-        """The rate after a step of `num_tokens` that took `elapsed_ns`."""
+    def observe(self, num_tokens: int, elapsed_ns: int) -> None:
+        """A step of `num_tokens` took `elapsed_ns`."""
         if elapsed_ns <= 0:
-            return self
+            return
         measured = num_tokens * 1e9 / elapsed_ns
         if self.tokens_per_s == 0.0:
-            return TokenRate(measured)
+            self.tokens_per_s = measured
+            return
         share = 1.0 - math.exp(-elapsed_ns / (_HORIZON_S * 1e9))
-        return TokenRate(self.tokens_per_s + share * (measured - self.tokens_per_s))
+        self.tokens_per_s += share * (measured - self.tokens_per_s)
 
     def seconds_for(self, num_tokens: float) -> float:
         """A rough time to compute `num_tokens`, between 0.1 and 60 s; 1 s while no step has been measured."""

@@ -37,8 +37,9 @@ def every_sequence_is_somewhere(snapshot: SchedulerSnapshot) -> Iterator[str]:
     actual = (len(snapshot.rows), num_preempted, len(snapshot.queue) + len(snapshot.forks) - num_preempted)
     if counted != actual:
         yield f"INV-1: (running, preempted, waiting) counted as {counted}, but are {actual}"
-    if counters.num_submitted != sum(actual) + counters.num_finished:
-        yield f"INV-1: {counters.num_submitted} submitted, {sum(actual)} live, {counters.num_finished} finished"
+    totals = counters.totals
+    if totals.num_submitted != sum(actual) + totals.num_finished:
+        yield f"INV-1: {totals.num_submitted} submitted, {sum(actual)} live, {totals.num_finished} finished"
     if len(set(seq_ids)) != len(seq_ids):
         yield f"INV-1: a sequence is in two places: {seq_ids}"
     if counters.num_waiting_tokens != sum(len(queued.token_ids) for queued in snapshot.queue):

@@ -1,6 +1,7 @@
 """Every live sequence, from its coming to its end."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 
@@ -36,14 +37,8 @@ class LiveSequences:
 
     def counters(self) -> SchedulerCounters:
         """Sizes and totals."""
-        totals = self.totals
         return SchedulerCounters(
-            num_submitted=totals.num_submitted,
-            num_finished=totals.num_finished,
-            num_preemptions=totals.num_preemptions,
-            num_recomputed_tokens=totals.num_recomputed_tokens,
-            num_queried_tokens=totals.num_queried_tokens,
-            num_hit_tokens=totals.num_hit_tokens,
+            totals=replace(self.totals),
             num_waiting=len(self.queue) - self.queue.num_preempted + len(self.forks),
             num_preempted=self.queue.num_preempted,
             num_running=self._batch.num_rows,

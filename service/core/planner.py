@@ -43,17 +43,16 @@ class Planner:
         self._policy = policy
         self._budget = budget
         self._batching = batching
-        self._all_rows: Int32Array = np.arange(config.max_num_seqs, dtype=np.int32)
         self._ones: Int32Array = np.ones(config.max_num_seqs, np.int32)
         self._trues: BoolArray = np.ones(config.max_num_seqs, np.bool_)
-        for constant in (self._all_rows, self._ones, self._trues):
+        for constant in (self._ones, self._trues):
             constant.flags.writeable = False  # plans hand out slices of them
 
     def plan(self, step_id: int, reservation: Reservation) -> StepPlan:
         """The step for the present state, which must have work. Its changes are in `reservation`."""
         growing = self._growing_rows(reservation)
         num_decode_rows = self._batch.num_decode_rows
-        decode_rows = self._all_rows[:num_decode_rows]
+        decode_rows = self._batch.first_rows(num_decode_rows)
         if reservation.preempted_rows:
             decode_rows = decode_rows[reservation.is_kept(num_decode_rows)]
         count = len(decode_rows)
@@ -71,7 +70,7 @@ class Planner:
         num_decode_rows = batch.num_decode_rows
         held_tokens = batch.num_blocks[:num_decode_rows] * self._config.block_size
         is_full = batch.num_computed_tokens[:num_decode_rows] == held_tokens
-        rows: Int32Array = self._all_rows[:num_decode_rows][is_full]
+        rows: Int32Array = batch.first_rows(num_decode_rows)[is_full]
         while (num_missing := len(rows) - self._pool.num_free) > 0:
             may_lose = reservation.is_kept(batch.num_rows)
             victim = choose_victim(batch, self._pool, self._policy, may_lose, num_missing)

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from service.core.batch_state import BatchState
+from service.core.batch_state import BatchState, Rows
 from service.core.block_hash import DIGEST_BYTES, extend_digests, token_bytes
 from service.core.block_pool import BlockPool
 from service.core.prefix_cache import Chain
@@ -13,6 +13,7 @@ from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import NULL_BLOCK, Int32Array
 
+_NO_ROWS: Final[Int32Array] = np.empty(0, np.int32)
 _NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
 
 
@@ -39,8 +40,7 @@ class Prefixes:
         self, config: SchedulerConfig, batch: BatchState, pool: BlockPool, sequences: Mapping[int, Sequence]
     ) -> None:
         """`sequences` are all live ones by id."""
-        # Batches that end together give up no blocks before that, and begin together: they would find little.
-        self._is_on = config.prefix_cache and config.batching == "continuous"
+        self._is_on = config.prefix_cache
         self._block_size = config.block_size
         self._batch = batch
         self._pool = pool
@@ -88,6 +88,24 @@ class Prefixes:
             num_published_blocks=min(num_blocks, int(batch.num_published_blocks[row])),
             copied_block=int(table[num_blocks]) if num_copied else NULL_BLOCK,
         )
+
+    def publish_step(
+        self, rows: Int32Array, computed: Rows, finished_rows: Int32Array, failed_rows: Int32Array
+    ) -> None:
+        """Publish what a step has computed of prompts, and what its finished rows hold.
+
+        `rows` took part in it, `computed` are the same, as a slice if they are one. What a failed sequence computed is
+        not to be trusted.
+        """
+        batch = self._batch
+        is_prompt = batch.num_computed_tokens[computed] <= batch.num_prompt_tokens[computed]
+        rows = rows[is_prompt] if np.count_nonzero(is_prompt) else _NO_ROWS
+        if len(finished_rows):
+            is_decoded = batch.num_computed_tokens[finished_rows] > batch.num_prompt_tokens[finished_rows]
+            rows = np.concatenate([rows, finished_rows[is_decoded]])
+        if len(failed_rows):
+            rows = np.setdiff1d(rows, failed_rows)
+        self.publish(rows)
 
     def publish(self, rows: Int32Array) -> None:
         """Publish every full block of `rows` that is computed."""

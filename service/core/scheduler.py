@@ -6,11 +6,10 @@ from typing import Final
 import numpy as np
 
 from service.core.admission import check_deadline, check_room, check_size
-from service.core.batch_state import BatchState, Rows
-from service.core.batching import Batching
+from service.core.batch_state import BatchState
+from service.core.batching import create_batching
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget, TokenRate
-from service.core.continuous_batching import ContinuousBatching
 from service.core.deadlines import Deadlines
 from service.core.live_sequences import LiveSequences
 from service.core.ordering import create_policy
@@ -20,7 +19,6 @@ from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import SequenceStatus
 from service.core.snapshot import SchedulerCounters, SchedulerSnapshot, take_snapshot
-from service.core.static_batching import StaticBatching
 from service.core.step_time import StepLoad, StepTimeModel, load_of
 from service.core.stop import finish_reasons
 from service.core.types import FinishReason, Int8Array, Int32Array, Int64Array, Request, StepDelta, StepResult
@@ -58,7 +56,7 @@ class Scheduler:
         self._queue, self._prefixes = self._live.queue, self._live.prefixes
         self._step_time = StepTimeModel()
         budget = ChunkBudget(config, self._step_time)
-        self._batching = self._create_batching()
+        self._batching = create_batching(config, self._batch, self._queue, self._prefixes)
         state = (self._batch, self._pool, self._queue)
         self._planner = Planner(config, state, self._policy, budget, self._batching)
         self._flight: _Flight | None = None
@@ -144,10 +142,10 @@ class Scheduler:
         assert self._flight is None, "a plan is in flight"
         if self._last_step is not None:
             load, started_ns = self._last_step
-            self._rate = self._rate.observe(load.prefill_tokens, now_ns - started_ns)
+            self._rate.observe(load.prefill_tokens, now_ns - started_ns)
             self._step_time.observe(load, now_ns - started_ns)
             self._last_step = None
-        if not self.has_work or self.not_before_ns > now_ns:
+        if not self._live.by_id or self._batching.not_before_ns() > now_ns:
             return None
         reservation = Reservation(self._batch, self._pool, self._queue, self._prefixes)
         plan = self._planner.plan(self._num_steps, reservation)
@@ -167,7 +165,7 @@ class Scheduler:
         load = load_of(plan, batch, computed)
         batch.num_computed_tokens[computed] += plan.num_scheduled
         sampled_rows, rows = plan.rows, computed
-        if np.count_nonzero(plan.samples) < len(plan.samples):
+        if not plan.is_decode_only and np.count_nonzero(plan.samples) < len(plan.samples):
             sampled_rows = plan.rows[plan.samples]
             rows = batch.as_slice(sampled_rows)
         assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
@@ -181,7 +179,7 @@ class Scheduler:
         delta = self._delta(flight, seq_ids, reasons, result)
         finished_rows = sampled_rows[reasons != _NONE] if np.count_nonzero(reasons) else _NO_ROWS
         failed_rows = sampled_rows[result.failed] if len(result.failed) else _NO_ROWS
-        self._publish(plan, computed, finished_rows, failed_rows)
+        self._prefixes.publish_step(plan.rows, computed, finished_rows, failed_rows)
         self._settle(flight, self._batching.leaving_rows(finished_rows))
         self._num_steps += 1
         self._last_step = (load, flight.started_ns) if self.has_work else None
@@ -214,32 +212,12 @@ class Scheduler:
             cancelled_in_flight=tuple(self._cancelled_in_flight),
         )
 
-    def _create_batching(self) -> Batching:
-        if self.config.batching == "continuous":
-            return ContinuousBatching(self.config, self._batch, self._queue, self._prefixes)
-        return StaticBatching(self.config, self._batch, self._queue)
-
     def _landed(self, plan: StepPlan) -> _Flight:
         """The flight of `plan`, which is over now."""
         flight = self._flight
         assert flight is not None and flight.plan is plan, "only the plan in flight can be committed or aborted"
         self._flight = None
         return flight
-
-    def _publish(self, plan: StepPlan, computed: Rows, finished_rows: Int32Array, failed_rows: Int32Array) -> None:
-        """Cache what the step has computed of prompts, and what its finished rows hold.
-
-        `computed` are the plan's rows. What a failed sequence computed is not to be trusted.
-        """
-        batch = self._batch
-        is_ready = batch.num_computed_tokens[computed] <= batch.num_prompt_tokens[computed]
-        rows = plan.rows[is_ready] if np.count_nonzero(is_ready) else _NO_ROWS
-        if len(finished_rows):
-            is_decoded = batch.num_computed_tokens[finished_rows] > batch.num_prompt_tokens[finished_rows]
-            rows = np.concatenate([rows, finished_rows[is_decoded]])
-        if len(failed_rows):
-            rows = np.setdiff1d(rows, failed_rows)
-        self._prefixes.publish(rows)
 
     def _delta(self, flight: _Flight, seq_ids: Int64Array, reasons: Int8Array, result: StepResult) -> StepDelta:
         """The StepDelta of the sequences that sampled, without the cancelled ones."""

@@ -55,7 +55,9 @@ class SchedulerConfig:
     ordering: OrderingConfig = OrderingConfig()
     batching: Batching = "continuous"  # the others are for comparison; see `batching`
     batch_window_ns: int = 0  # dynamic: how long a batch that is not full waits, from its first request's arrival
-    prefix_cache: bool = True  # whether full blocks are kept for sequences that begin with the same tokens
+    # Whether full blocks are kept for sequences that begin with the same tokens. Only in continuous batching: batches
+    # that end together give up no blocks before that, and begin together, so that they would find little.
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         """Check the limits, once."""
@@ -86,6 +88,8 @@ class SchedulerConfig:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, but must be at least max_num_seqs, "
                 f"{self.max_num_seqs}: every running sequence needs its token in a step"
             )
+        if self.prefix_cache and self.batching != "continuous":
+            raise ConfigError(f"prefix_cache is on, but must be off with {self.batching} batching")
         for name in ("watermark_fraction", "prefill_share"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be in [0, 1)")

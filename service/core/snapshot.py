@@ -8,6 +8,7 @@ from service.core.forks import Forks
 from service.core.plan import StepPlan
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
+from service.core.totals import Totals
 from service.core.waiting_queue import WaitingQueue
 
 
@@ -15,15 +16,10 @@ from service.core.waiting_queue import WaitingQueue
 class SchedulerCounters:
     """Sizes now, and totals since the start."""
 
-    num_submitted: int  # total, refused ones not included
+    totals: Totals  # a copy
     num_waiting: int  # in the queue, never run
     num_preempted: int  # in the queue, have run
     num_running: int  # rows of the batch
-    num_finished: int  # total, cancelled ones included
-    num_preemptions: int  # total
-    num_recomputed_tokens: int  # total of tokens that were computed before a preemption, and again after it
-    num_queried_tokens: int  # total of prompt tokens that were looked up in the prefix cache
-    num_hit_tokens: int  # total of them that were found
     num_waiting_tokens: int  # known tokens of the queue
     num_free_blocks: int  # blank or evictable
     num_evictable_blocks: int  # cached, and held by nobody

@@ -9,14 +9,14 @@ from service.core.sequence import SequenceStatus
 
 @dataclass(slots=True)
 class Totals:
-    """Owned by the Scheduler. Meanings: SchedulerCounters."""
+    """Sums since the start. Owned by the Scheduler."""
 
-    num_submitted: int = 0
-    num_finished: int = 0
+    num_submitted: int = 0  # refused ones not included
+    num_finished: int = 0  # cancelled ones included
     num_preemptions: int = 0
-    num_recomputed_tokens: int = 0
-    num_queried_tokens: int = 0
-    num_hit_tokens: int = 0
+    num_recomputed_tokens: int = 0  # that were computed before a preemption, and again after it
+    num_queried_tokens: int = 0  # of prompts, looked up in the prefix cache
+    num_hit_tokens: int = 0  # of them, found
 
     @property
     def uncached_share(self) -> float:

@@ -38,7 +38,9 @@ class SchedulingSettings(BaseModel):
     )
 
     prefix_cache: Literal["on", "off"] = Field(
-        default="on", description="whether KV blocks are kept for requests that begin with the same tokens"
+        default="on",
+        description="whether KV blocks are kept for requests that begin with the same tokens; "
+        "never with static or dynamic batching",
     )
     shared_prefix_scope: str = Field(
         default="",
@@ -66,6 +68,11 @@ class SchedulingSettings(BaseModel):
     def _is_list_of_shares(cls, text: str) -> str:
         _weights(text)
         return text
+
+    @property
+    def uses_prefix_cache(self) -> bool:
+        """Whether blocks are kept, and prompts hashed for it."""
+        return self.prefix_cache == "on" and self.batching == "continuous"
 
     def ordering(self) -> OrderingConfig:
         """The scheduler's part."""

@@ -46,8 +46,8 @@ def run_report(name: str, rate: float, simulation: Simulation, tenants: Sequence
     collector = simulation.collector
     totals, duration_s = collector.totals, max(collector.totals.end_ns / 1e9, 1e-9)
     counters = simulation.counters
-    queried_tokens = sum(counter.num_queried_tokens for counter in counters)
-    hit_tokens = sum(counter.num_hit_tokens for counter in counters)
+    queried_tokens = sum(counter.totals.num_queried_tokens for counter in counters)
+    hit_tokens = sum(counter.totals.num_hit_tokens for counter in counters)
     histograms = _histograms(collector)
     return RunReport(
         name=name,
@@ -74,8 +74,8 @@ def run_report(name: str, rate: float, simulation: Simulation, tenants: Sequence
         },
         kv_occupancy={"mean": collector.kv_occupancy.mean, "max": collector.kv_occupancy.largest},
         preemptions={
-            "count": sum(counter.num_preemptions for counter in counters),
-            "recomputed_tokens": sum(counter.num_recomputed_tokens for counter in counters),
+            "count": sum(counter.totals.num_preemptions for counter in counters),
+            "recomputed_tokens": sum(counter.totals.num_recomputed_tokens for counter in counters),
         },
         prefix_cache={
             "queried_tokens": queried_tokens,

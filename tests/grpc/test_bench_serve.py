@@ -32,7 +32,7 @@ def test_every_request_is_answered_and_counted_at_each_rate() -> None:
             args = parse(*flags)
             requests = bench_serve._feed(args).requests
             reports = await measure(args, requests, [], LatencyLimits())
-            assert toy.served.scheduler.counters.num_submitted == 1 + 2 * 20  # a warm-up, and two runs
+            assert toy.served.scheduler.counters.totals.num_submitted == 1 + 2 * 20  # a warm-up, and two runs
         num_prompt_tokens = sum(len(request.token_ids.ids) for request in requests)
         assert [report.rate for report in reports] == [200.0, float("inf")]
         for report in reports:

@@ -146,7 +146,7 @@ def test_request_larger_than_the_kv_buffer_is_failed_precondition() -> None:
         async with connected_toy(SMALL_KV) as toy:
             fits = await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for(max_tokens=14)))
             error = await error_of(toy, request_for(max_tokens=15))
-            assert toy.served.scheduler.counters.num_submitted == 1
+            assert toy.served.scheduler.counters.totals.num_submitted == 1
         assert list(fits.token_ids) == toy_output(PROMPT, 14)
         assert (error.code(), reason_of(error)) == (grpc.StatusCode.FAILED_PRECONDITION, "UNSERVICEABLE")
 

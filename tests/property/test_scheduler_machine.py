@@ -88,6 +88,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
     block_size = draw(st.sampled_from([1, 2, 4]))
     # From too small for the longest sequence to room for a few, so that most schedules preempt.
     num_kv_tokens = max_model_len * draw(st.sampled_from([3, 4, 5, 6, 8])) // 4
+    batching = draw(st.sampled_from(["continuous", "continuous", "continuous", "static", "dynamic"]))
     return SchedulerConfig(
         num_blocks=1 + max(2, -(-num_kv_tokens // block_size)),
         block_size=block_size,
@@ -99,7 +100,9 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         max_chunk_tokens=draw(st.sampled_from([0, 0, 1, 5])),
         watermark_fraction=draw(st.sampled_from([0.0, 0.0, 0.3])),
         ordering=draw(orderings()),
-        batching=draw(st.sampled_from(["continuous", "continuous", "continuous", "static"])),
+        batching=batching,
+        batch_window_ns=draw(st.sampled_from([20_000, 3_000_000, 50_000_000])) if batching == "dynamic" else 0,
+        prefix_cache=batching == "continuous",
     )
 
 
@@ -132,6 +135,7 @@ class SchedulerMachine(DeadlineRules):
         self.reasons: dict[int, FinishReason] = {}
         self.cancelled: set[int] = set()
         self.plan_in_flight: StepPlan | None = None
+        self.step_ns = 0
         self.shadow: Scheduler | None = None  # a copy from before the plan: what an abort must lead back to
 
     @initialize(
@@ -243,8 +247,22 @@ class SchedulerMachine(DeadlineRules):
 
     def _plan(self) -> None:
         self.before = self.scheduler.snapshot()
-        self.plan_in_flight = self.scheduler.plan(now_ns=self.scheduler.counters.num_finished * 1_000_000)
+        self.step_ns = max(self.step_ns, self.before.counters.totals.num_finished * 1_000_000)
+        not_before_ns = self.scheduler.not_before_ns
+        if not_before_ns > self.step_ns:
+            self._check_window(not_before_ns)
+            self.step_ns = not_before_ns
+        self.plan_in_flight = self.scheduler.plan(now_ns=self.step_ns)
         assert progress(self.before, self.scheduler.snapshot()) == []
+
+    def _check_window(self, not_before_ns: int) -> None:
+        """A batch that is not full waits until its first request has waited for the window."""
+        config, before = self.config, self.before
+        head = self.requests[before.queue[0].seq_id]
+        assert config.batching == "dynamic" and not before.rows and len(before.queue) < config.max_num_seqs
+        assert not_before_ns == head.arrival_ns + config.batch_window_ns
+        assert self.scheduler.plan(not_before_ns - 1) is None
+        assert restored(before, self.scheduler.snapshot()) == []
 
     @precondition(lambda self: self.plan_in_flight is not None)
     @rule()
@@ -390,6 +408,6 @@ def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int, 
             machine.state_is_sound()
             machine.commit()
         machine.state_is_sound()
-    assert machine.scheduler.counters.num_preemptions > 50
-    assert machine.scheduler.counters.num_hit_tokens > 200
+    assert machine.scheduler.counters.totals.num_preemptions > 50
+    assert machine.scheduler.counters.totals.num_hit_tokens > 200
     machine.teardown()

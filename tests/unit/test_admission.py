@@ -29,7 +29,7 @@ def test_a_prompt_larger_than_the_buffer_is_refused_at_once():
     with pytest.raises(UnserviceableError):
         add(scheduler, 1, num_tokens=9)
     add(scheduler, 1, num_tokens=8)
-    assert scheduler.counters.num_submitted == 1
+    assert scheduler.counters.totals.num_submitted == 1
 
 
 def test_the_queue_is_bounded_in_requests():

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from service.api.frontend import Frontend
 from service.api.params import ModelLimits
 from service.clock import MonotonicClock
 from service.commands import assembly
-from service.commands.assembly import ServedModel, load_model, scheduler_config
+from service.commands.assembly import ServedModel, load_model, prefix_keys, scheduler_config
 from service.config import ExecutorSettings
 from service.core.scheduler import Scheduler
+from service.core.scheduler_config import Batching
 from service.engine.engine import Engine
 from service.engine.health import EngineState
+from service.engine.scheduling import SchedulingSettings
 from service.engine.settings import EngineSettings
 from service.errors import ConfigError
 from service.text.chat import ChatTemplate
@@ -60,3 +63,13 @@ def test_engine_is_closed_when_what_it_runs_for_fails() -> None:
         assert (engine.state, executor.is_closed) == (EngineState.STOPPED, True)
 
     run_async(main())
+
+
+@pytest.mark.parametrize(("batching", "prefix_cache"), [("static", "on"), ("dynamic", "on"), ("continuous", "off")])
+def test_prompts_are_not_hashed_when_no_blocks_are_kept(
+    tmp_path: Path, batching: Batching, prefix_cache: Literal["on", "off"]
+) -> None:
+    scheduling = SchedulingSettings(batching=batching, prefix_cache=prefix_cache)
+    _, digests = prefix_keys(write_folder(tmp_path), scheduling).of(np.arange(64, dtype=np.int32), "a", block_size=16)
+    assert digests == b""
+    assert not scheduler_config(LIMITS, EngineSettings(), scheduling).prefix_cache

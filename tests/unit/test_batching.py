@@ -3,14 +3,20 @@
 import numpy as np
 import pytest
 
+from service.core.scheduler import Scheduler
 from service.core.types import FinishReason, Request, SamplingParams, StepResult
+from service.errors import ConfigError
 from tests.unit.scheduler_steps import add, commit, make, reasons, scheduled, step
 
 MS = 1_000_000
 
 
+def make_batches(batching: str = "static", **changes: object) -> Scheduler:
+    return make(batching=batching, prefix_cache=False, **changes)
+
+
 def test_who_comes_while_a_batch_runs_waits_for_its_end():
-    scheduler = make(batching="static", max_num_seqs=2)
+    scheduler = make_batches(max_num_seqs=2)
     add(scheduler, 1, num_tokens=3, max_tokens=3)
     assert step(scheduler) == [(1, 3, True)]
     add(scheduler, 2, num_tokens=2, max_tokens=2)
@@ -20,7 +26,7 @@ def test_who_comes_while_a_batch_runs_waits_for_its_end():
 
 
 def test_a_finished_row_computes_on_and_says_nothing_until_the_last_one_ends():
-    scheduler = make(batching="static")
+    scheduler = make_batches()
     add(scheduler, 1, num_tokens=3, max_tokens=1)
     add(scheduler, 2, num_tokens=4, max_tokens=4)
     assert reasons(commit(scheduler, scheduler.plan(0))) == [(1, FinishReason.LENGTH), (2, FinishReason.NONE)]
@@ -31,11 +37,15 @@ def test_a_finished_row_computes_on_and_says_nothing_until_the_last_one_ends():
         delta = scheduler.commit(plan, StepResult(np.array([8, 9], np.int32)))
         assert (delta.token_ids.tolist(), reasons(delta)) == ([9], [(2, last)])
     counters = scheduler.counters
-    assert (scheduler.has_work, counters.num_finished, counters.num_free_blocks) == (False, 2, counters.num_blocks - 1)
+    assert (scheduler.has_work, counters.totals.num_finished, counters.num_free_blocks) == (
+        False,
+        2,
+        counters.num_blocks - 1,
+    )
 
 
 def test_a_row_that_filled_the_context_writes_nowhere_else():
-    scheduler = make(batching="static", max_model_len=8)
+    scheduler = make_batches(max_model_len=8)
     add(scheduler, 1, num_tokens=7)
     add(scheduler, 2, num_tokens=2, max_tokens=6)
     first_tokens = set()
@@ -48,14 +58,14 @@ def test_a_row_that_filled_the_context_writes_nowhere_else():
 
 
 def test_memory_is_set_aside_for_the_longest_answers():
-    scheduler = make(batching="static", num_blocks=11, max_num_seqs=4)  # 10 blocks of 4
+    scheduler = make_batches(num_blocks=11, max_num_seqs=4)  # 10 blocks of 4
     for seq_id in (1, 2, 3):
         add(scheduler, seq_id, num_tokens=4, max_tokens=12)  # 4 blocks each
     assert [seq_id for seq_id, _, _ in step(scheduler)] == [1, 2]
 
 
 def test_a_batch_is_formed_when_full_or_when_its_first_request_has_waited_for_the_window():
-    scheduler = make(batching="dynamic", batch_window_ns=10 * MS, max_num_seqs=2)
+    scheduler = make_batches("dynamic", batch_window_ns=10 * MS, max_num_seqs=2)
     ask = SamplingParams(1)
     scheduler.add(Request(1, np.arange(3, dtype=np.int32), ask, arrival_ns=5 * MS))
     assert (scheduler.plan(15 * MS - 1), scheduler.not_before_ns) == (None, 15 * MS)
@@ -70,7 +80,7 @@ def test_a_batch_is_formed_when_full_or_when_its_first_request_has_waited_for_th
 
 @pytest.mark.parametrize("batching", ["static", "dynamic"])
 def test_a_cancelled_row_leaves_at_once_and_the_batch_ends_without_it(batching: str):
-    scheduler = make(batching=batching)
+    scheduler = make_batches(batching)
     add(scheduler, 1, num_tokens=3, max_tokens=1)
     add(scheduler, 2, num_tokens=3, max_tokens=9)
     step(scheduler)
@@ -80,7 +90,7 @@ def test_a_cancelled_row_leaves_at_once_and_the_batch_ends_without_it(batching: 
 
 
 def test_abort_takes_a_whole_batch_back():
-    scheduler = make(batching="static")
+    scheduler = make_batches()
     add(scheduler, 1, num_tokens=3, max_tokens=1)
     add(scheduler, 2, num_tokens=4, max_tokens=4)
     for _ in range(3):
@@ -88,3 +98,9 @@ def test_abort_takes_a_whole_batch_back():
         scheduler.abort(scheduler.plan(0))
         assert scheduler.snapshot() == before
         step(scheduler)
+
+
+@pytest.mark.parametrize("batching", ["static", "dynamic"])
+def test_a_prefix_cache_is_refused(batching: str):
+    with pytest.raises(ConfigError, match=f"prefix_cache is on, but must be off with {batching} batching"):
+        make(batching=batching)

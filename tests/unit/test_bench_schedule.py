@@ -23,9 +23,10 @@ def test_document_has_a_row_per_case(capsys: pytest.CaptureFixture[str]) -> None
         assert 0 < row["plan_commit_us_p50"] <= row["plan_commit_us_p99"]
 
 
-def test_batch_stays_full_while_sequences_come_and_go() -> None:
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_batch_stays_full_while_sequences_come_and_go(has_cache: bool) -> None:
     """With outputs of 20 tokens on average, a twentieth of the rows ends in a step, and as many are admitted."""
-    cost = schedule.measure(running=64, num_steps=400, prompt_tokens=8, output_tokens=20)
+    cost = schedule.measure(64, 400, (8, 20), has_cache=has_cache)
     assert cost.rows_per_step == pytest.approx(64, rel=0.02)
     assert cost.finished_per_step == pytest.approx(64 / 20, rel=0.1)
     assert cost.admitted_per_step == pytest.approx(cost.finished_per_step, abs=0.2)

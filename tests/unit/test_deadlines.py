@@ -46,7 +46,7 @@ def test_a_running_sequence_ends_at_its_deadline_and_not_before():
     assert scheduler.expire(1000) == []
     assert step(scheduler) == [(2, 1, True)]
     counters = scheduler.counters
-    assert (counters.num_finished, counters.num_free_blocks) == (1, 98)
+    assert (counters.totals.num_finished, counters.num_free_blocks) == (1, 98)
 
 
 def test_a_waiting_sequence_ends_before_its_prompt_is_computed():

@@ -75,11 +75,11 @@ def test_room_of_cancelled_requests_goes_to_new_ones_within_one_step() -> None:
         async with served_toy(settings=EngineSettings(max_waiting_requests=num_waiting)) as toy:
             toy.executor.close_gate()
             first = toy.engine.submit(PROMPT_IDS, GREEDY)
-            await eventually(lambda: toy.scheduler.counters.num_submitted == 1)
+            await eventually(lambda: toy.scheduler.counters.totals.num_submitted == 1)
             old = [toy.engine.submit(PROMPT_IDS, GREEDY) for _ in range(num_waiting - 1)]
             toy.executor.allow(1)
             await anext(first)
-            await eventually(lambda: toy.scheduler.counters.num_submitted == num_waiting)
+            await eventually(lambda: toy.scheduler.counters.totals.num_submitted == num_waiting)
             for stream in old:
                 toy.engine.cancel(stream.seq_id)
             new = [toy.engine.submit(PROMPT_IDS, GREEDY) for _ in range(num_waiting)]
@@ -116,7 +116,7 @@ def test_commands_do_not_cut_the_pause_before_a_retry_short() -> None:
             await eventually(lambda: len(toy.executor.errors) == 1)
             for num_submitted in range(2, 12):
                 stream = toy.engine.submit(PROMPT_IDS, GREEDY)
-                await eventually(lambda: toy.scheduler.counters.num_submitted == num_submitted)  # noqa: B023
+                await eventually(lambda: toy.scheduler.counters.totals.num_submitted == num_submitted)  # noqa: B023
                 toy.engine.cancel(stream.seq_id)
             assert (toy.executor.num_steps, toy.engine.state) == (1, EngineState.READY)
 
@@ -220,7 +220,7 @@ def test_concurrent_requests_under_preemption_get_what_each_gets_alone() -> None
                 return [token_id async for batch in stream for token_id in batch.token_ids]
 
             answers = await asyncio.gather(*(answer(first) for first in range(8)))
-            assert toy.scheduler.counters.num_preemptions > 0
+            assert toy.scheduler.counters.totals.num_preemptions > 0
             assert toy.has_all_blocks_free
         assert answers == [toy_output([first, 17, 333], 29) for first in range(8)]
 
@@ -247,7 +247,7 @@ def test_samples_enter_the_queue_together_or_not_at_all() -> None:
             assert len(toy.engine.submit_samples(PROMPT_IDS, [GREEDY] * 2)) == 2
             toy.executor.allow(float("inf"))
             await eventually(lambda: not toy.engine.num_open_streams)
-            assert toy.scheduler.counters.num_submitted == 3
+            assert toy.scheduler.counters.totals.num_submitted == 3
 
     run_async(main())
 

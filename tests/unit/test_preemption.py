@@ -96,5 +96,5 @@ def test_sequences_that_outgrow_the_buffer_together_are_seldom_preempted():
     while scheduler.has_work:
         step(scheduler)
     counters = scheduler.counters
-    assert counters.num_preemptions <= 8
-    assert counters.num_recomputed_tokens <= 250
+    assert counters.totals.num_preemptions <= 8
+    assert counters.totals.num_recomputed_tokens <= 250

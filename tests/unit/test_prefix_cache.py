@@ -39,7 +39,7 @@ def test_the_second_turn_of_a_conversation_computes_only_what_is_new():
     plan = scheduler.plan(0)
     assert scheduled(scheduler, plan) == [(2, 6, True)]
     assert commit(scheduler, plan).cached_prompt_tokens == {2: 16}
-    assert (scheduler.counters.num_queried_tokens, scheduler.counters.num_hit_tokens) == (32, 16)
+    assert (scheduler.counters.totals.num_queried_tokens, scheduler.counters.totals.num_hit_tokens) == (32, 16)
 
 
 def test_another_tenant_with_the_same_prompt_has_no_hit():
@@ -89,10 +89,10 @@ def test_a_preempted_sequence_resumes_with_its_cached_prefix():
     step(scheduler)
     seen = [step(scheduler) for _ in range(4)]
     assert seen[-1] == [(1, 1, True), (2, 1, True)]
-    assert (scheduler.counters.num_running, scheduler.counters.num_preemptions) == (1, 0)
+    assert (scheduler.counters.num_running, scheduler.counters.totals.num_preemptions) == (1, 0)
     add(scheduler, 3, list(range(41, 53)))  # takes what is left
     seen = [step(scheduler) for _ in range(3)]
-    assert scheduler.counters.num_preemptions == 1
+    assert scheduler.counters.totals.num_preemptions == 1
     scheduler.cancel(2)
     plan = scheduler.plan(0)
     (seq_id, num_scheduled, _), *_ = scheduled(scheduler, plan)
@@ -104,7 +104,7 @@ def test_without_the_cache_nothing_is_found_and_nothing_kept():
     run_to_the_end(scheduler, 1, PROMPT)
     add(scheduler, 2, PROMPT)
     assert step(scheduler) == [(2, 10, True)]
-    assert (scheduler.counters.num_evictable_blocks, scheduler.counters.num_hit_tokens) == (0, 0)
+    assert (scheduler.counters.num_evictable_blocks, scheduler.counters.totals.num_hit_tokens) == (0, 0)
 
 
 def test_what_a_failed_sequence_decoded_is_not_kept():
@@ -122,12 +122,6 @@ def test_a_prompt_whose_step_failed_is_not_kept():
     add(scheduler, 1, PROMPT)
     plan = scheduler.plan(0)
     scheduler.commit(plan, StepResult(np.array([50], np.int32), failed=np.array([0])))
-    assert scheduler.counters.num_evictable_blocks == 0
-
-
-def test_static_batches_keep_nothing():
-    scheduler = make(batching="static")
-    run_to_the_end(scheduler, 1, PROMPT)
     assert scheduler.counters.num_evictable_blocks == 0
 
 
@@ -239,7 +233,7 @@ def test_ten_thousand_random_cancels_leave_every_block_free_or_cached():
     assert len(snapshot.blank_blocks) + len(snapshot.cached_blocks) == counters.num_blocks - 1
     assert len(snapshot.cached_blocks) == counters.num_evictable_blocks > 0
     assert set(snapshot.ref_counts) == {0}
-    assert counters.num_hit_tokens > 10_000
+    assert counters.totals.num_hit_tokens > 10_000
 
 
 def test_less_than_four_per_cent_of_the_allocated_tokens_are_never_used():
@@ -260,3 +254,12 @@ def test_less_than_four_per_cent_of_the_allocated_tokens_are_never_used():
     waste = 1 - num_used / num_allocated
     print(f"KV waste {waste:.2%}")
     assert waste < 0.04
+
+
+def test_a_block_that_the_prompts_last_token_fills_alone_is_shared_at_once():
+    scheduler = make(max_num_batched_tokens=7)
+    add(scheduler, 1, PROMPT[:8])
+    assert step(scheduler) == [(1, 7, False)]
+    assert step(scheduler) == [(1, 1, True)]
+    add(scheduler, 2, PROMPT[:9])
+    assert step(scheduler) == [(1, 1, True), (2, 1, True)]

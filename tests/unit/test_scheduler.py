@@ -156,7 +156,7 @@ def test_the_latest_arrival_gives_its_blocks_to_the_earliest_and_computes_those_
     assert step(scheduler, 53) == [(1, 1, True)]
     counters = scheduler.counters
     assert (counters.num_running, counters.num_preempted, counters.num_waiting) == (1, 1, 0)
-    assert (counters.num_preemptions, counters.num_recomputed_tokens) == (1, 0)
+    assert (counters.totals.num_preemptions, counters.totals.num_recomputed_tokens) == (1, 0)
     assert (counters.num_free_blocks, counters.num_waiting_tokens) == (1, 9)
     assert counters.num_evictable_blocks == 1  # the other of its two has been given to 1
 
@@ -168,7 +168,7 @@ def test_the_latest_arrival_gives_its_blocks_to_the_earliest_and_computes_those_
     assert scheduler.batch.num_prompt_tokens[row] == 7
     commit(scheduler, plan, 53)
     assert scheduler.batch.token_ids[0, 9] == 53
-    assert scheduler.counters.num_recomputed_tokens == 4
+    assert scheduler.counters.totals.num_recomputed_tokens == 4
 
 
 def test_a_preempted_sequence_keeps_its_tokens_when_its_row_is_taken():
@@ -204,7 +204,7 @@ def test_max_tokens_counts_output_over_preemptions():
             output[seq_id].append(reason)
     assert output[1] == [FinishReason.NONE] * 2 + [FinishReason.LENGTH]
     assert output[2] == [FinishReason.NONE] * 3 + [FinishReason.LENGTH]
-    assert scheduler.counters.num_preemptions == 1
+    assert scheduler.counters.totals.num_preemptions == 1
 
 
 def test_a_sequence_that_fills_the_whole_buffer_alone_ends_as_unserviceable():
@@ -290,7 +290,7 @@ def test_cancel_of_a_waiting_or_running_sequence_is_immediate_and_idempotent():
     step(scheduler)
     assert [scheduler.cancel(seq_id) for seq_id in (2, 2, 1, 1, 99)] == [True, False, True, False, False]
     counters = scheduler.counters
-    assert (counters.num_free_blocks, counters.num_finished, counters.num_waiting_tokens) == (100, 2, 0)
+    assert (counters.num_free_blocks, counters.totals.num_finished, counters.num_waiting_tokens) == (100, 2, 0)
     assert not scheduler.has_work
 
 
@@ -300,7 +300,7 @@ def test_a_finish_and_a_cancel_of_the_same_sequence_count_once():
     plan = scheduler.plan(0)
     scheduler.cancel(1)
     assert commit(scheduler, plan).seq_ids.tolist() == []
-    assert (scheduler.counters.num_finished, scheduler.counters.num_free_blocks) == (1, 100)
+    assert (scheduler.counters.totals.num_finished, scheduler.counters.num_free_blocks) == (1, 100)
 
 
 def test_abort_takes_back_admissions_growth_and_preemptions_bit_for_bit():
@@ -335,4 +335,4 @@ def test_cancel_in_flight_of_a_preempted_sequence_holds_over_an_abort():
     scheduler.abort(plan)
     assert scheduler.counters.num_free_blocks == 2
     assert step(scheduler) == [(1, 1, True)]
-    assert scheduler.counters.num_preemptions == 0
+    assert scheduler.counters.totals.num_preemptions == 0

@@ -128,14 +128,14 @@ def test_prefix_is_computed_once_and_counts_as_a_hit_afterwards() -> None:
     simulation = Simulation(Deployment(CONFIG, LATENCY), ONE, LatencyLimits())
     measured = simulation.run(requests)
     counters = simulation.counters[0]
-    assert (counters.num_queried_tokens, counters.num_hit_tokens) == (30, 8)
+    assert (counters.totals.num_queried_tokens, counters.totals.num_hit_tokens) == (30, 8)
     assert measured.ttft.mean == pytest.approx((2.0 + 1.2 + 2.0) / 3)
 
 
 def test_prompts_without_a_prefix_share_nothing() -> None:
     simulation = Simulation(Deployment(CONFIG, LATENCY), ONE, LatencyLimits())
     simulation.run([SimRequest(at * MS, 0, 9, 6) for at in (0, 50, 100)])
-    assert simulation.counters[0].num_hit_tokens == 0
+    assert simulation.counters[0].totals.num_hit_tokens == 0
 
 
 def test_static_batch_ends_together_and_who_comes_meanwhile_waits() -> None:
@@ -143,7 +143,7 @@ def test_static_batch_ends_together_and_who_comes_meanwhile_waits() -> None:
     1.2 ms. Continuous batching gives it a row at 2.2 ms already.
     """
     requests = [SimRequest(0, 0, 10, 3), SimRequest(0, 0, 2, 1), SimRequest(1 * MS, 0, 2, 1)]
-    static = simulate(*requests, scheduler=replace(CONFIG, batching="static"))
+    static = simulate(*requests, scheduler=replace(CONFIG, batching="static", prefix_cache=False))
     continuous = simulate(*requests)
     assert static.totals.end_ns == round(7.4 * MS)
     assert static.ttft.largest == pytest.approx(6.4)
@@ -152,7 +152,7 @@ def test_static_batch_ends_together_and_who_comes_meanwhile_waits() -> None:
 
 
 def test_dynamic_batch_begins_when_its_window_has_passed_or_when_it_is_full() -> None:
-    config = replace(CONFIG, batching="dynamic", batch_window_ns=5 * MS, max_num_seqs=2)
+    config = replace(CONFIG, batching="dynamic", batch_window_ns=5 * MS, max_num_seqs=2, prefix_cache=False)
     lonely = simulate(SimRequest(0, 0, 2, 1), scheduler=config)
     assert lonely.totals.end_ns == round(6.2 * MS)
     full = simulate(SimRequest(0, 0, 2, 1), SimRequest(1 * MS, 0, 2, 1), scheduler=config)
