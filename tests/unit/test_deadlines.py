@@ -19,7 +19,7 @@ def ask(scheduler: Scheduler, seq_id: int, num_tokens: int = 4, **fields: object
 
 
 def measured(ordering: OrderingConfig | None = None) -> Scheduler:
-    """A scheduler that has learnt 10 ms a step and 1 ms a prompt token, and is idle."""
+    """A scheduler that has learnt 10 ms a step and 1 ms a token, of a prompt or of a decode row, and is idle."""
     scheduler = make(
         ordering=ordering or OrderingConfig(), num_blocks=1001, max_num_batched_tokens=64, max_model_len=512
     )
@@ -31,7 +31,7 @@ def measured(ordering: OrderingConfig | None = None) -> Scheduler:
         now_ns += (10 + num_tokens) * MS
         for _ in range(2):
             commit(scheduler, scheduler.plan(now_ns))
-            now_ns += 10 * MS
+            now_ns += 11 * MS
         scheduler.cancel(1000 + number)
     return scheduler
 
@@ -107,9 +107,9 @@ def test_what_cannot_be_done_in_time_is_refused_at_the_door(left_ms: int, is_tak
         assert not scheduler.has_work
 
 
-@pytest.mark.parametrize(("left_ms", "is_taken"), [(105, False), (107, True)])
+@pytest.mark.parametrize(("left_ms", "is_taken"), [(114, False), (116, True)])
 def test_the_output_tokens_that_must_come_take_their_time_too(left_ms: int, is_taken: bool):
-    """10 + 6 ms for the prompt, and 9 steps of 10 ms after the first token."""
+    """10 + 6 ms for the prompt, and 9 steps of 11 ms after the first token."""
     scheduler = measured()
     if is_taken:
         ask(scheduler, 1, num_tokens=6, min_tokens=10, deadline_ns=left_ms * MS)
