@@ -89,7 +89,8 @@ class PrefixCache:
         for chain in chains:
             leaf = chain.parent
             if self._has_child[leaf]:
-                digest = next(chain.names(self._digest_of(leaf)))
+                parent_digest = self._digest_of(leaf) if leaf != NULL_BLOCK else _NO_DIGEST
+                digest = chain.digests[:DIGEST_BYTES] or next(chain.names(parent_digest))
                 if digest in self._blocks or digest in named:
                     known.append(chain)
                     continue
