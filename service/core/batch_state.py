@@ -148,12 +148,12 @@ class BatchState:
         is_chunk = keep ^ is_decode
         split, end = int(np.count_nonzero(is_decode)), int(np.count_nonzero(keep))
         # As many decode rows sit behind the split as seats before it are wrong, and likewise for the rest.
-        seats = np.concatenate([np.flatnonzero(~is_decode[:split]), split + np.flatnonzero(~is_chunk[split:end])])
+        seats = np.concatenate([(~is_decode[:split]).nonzero()[0], split + (~is_chunk[split:end]).nonzero()[0]])
         movers = np.concatenate(
             [
-                split + np.flatnonzero(is_decode[split:]),
-                np.flatnonzero(is_chunk[:split]),
-                end + np.flatnonzero(is_chunk[end:]),
+                split + is_decode[split:].nonzero()[0],
+                is_chunk[:split].nonzero()[0],
+                end + is_chunk[end:].nonzero()[0],
             ]
         )
         if len(movers):

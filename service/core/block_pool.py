@@ -105,6 +105,7 @@ class BlockPool:
         """
         if len(blocks) == 0:
             return
+        blocks = blocks.astype(np.int64)  # as an index several times faster than int32
         self._log.save(self.ref_counts, blocks)
         unheld = self._unheld_after(blocks)[::-1]
         is_cached = self.cache.is_cached[unheld]

@@ -78,7 +78,8 @@ class EvictionQueue:
     def _live(self, start: int, end: int) -> Int64Array:
         """The places from `start` to `end` whose entries count."""
         places: Int64Array = np.arange(start, end)
-        live: Int64Array = places[self._places[self._entries[start:end]] == places]
+        blocks = self._entries[start:end].astype(np.int64)  # as an index several times faster than int32
+        live: Int64Array = places[self._places[blocks] == places]
         return live
 
     def _save_sizes(self) -> None:

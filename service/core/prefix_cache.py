@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.core.block_hash import DIGEST_BYTES, chained_digests, split_digests
-from service.core.types import NULL_BLOCK, BoolArray, Int32Array
+from service.core.types import NULL_BLOCK, BoolArray, Int32Array, Int64Array
 from service.core.undo_log import Undo, UndoLog
 
 ObjectArray = npt.NDArray[np.object_]
@@ -140,7 +140,7 @@ class PrefixCache:
         self, heads: list[int], chains: list[Int32Array], named: dict[bytes, int], tails: dict[int, Chain]
     ) -> None:
         """Take in chains of new blocks, each behind its head. Those in `named` get digests, others are in `tails`."""
-        blocks = np.concatenate(chains)
+        blocks = np.concatenate(chains).astype(np.int64)  # as an index several times faster than int32
         parents = np.empty_like(blocks)
         parents[1:] = blocks[:-1]
         parents[[0, *accumulate(map(len, chains[:-1]))]] = heads
@@ -190,14 +190,15 @@ class PrefixCache:
         self._digests[blocks] = digests
         self._is_key[blocks] = True
 
-    def _unname(self, blocks: Int32Array) -> None:
+    def _unname(self, blocks: Int32Array | Int64Array) -> None:
         """Take the digests from those of `blocks` that have one."""
         for digest in filter(None, self._digests[blocks].tolist()):
             del self._blocks[digest]
         self._digests[blocks] = _NO_DIGEST
 
-    def _remove(self, blocks: Int32Array) -> Undo:
+    def _remove(self, blocks: Int32Array | Int64Array) -> Undo:
         """Drop blocks. Returns how to take it back."""
+        blocks = blocks.astype(np.int64)  # as an index several times faster than int32
         keys = blocks[self._is_key[blocks]]
         digests, tails = self._digests[keys], self._tails[keys]
         self.is_cached[blocks] = False
