@@ -94,7 +94,7 @@ def kernel_library(source: Path, options: tuple[str, ...], flavour: str) -> Path
     inputs = sorted(
         (*source.parent.glob("*.cuh"), *source.parent.glob("*.h"), *HERE.glob("*.py"), *RUNTIME.glob("*.h"))
     )
-    names = [str(source), *options, *FLAGS, *FLAVOURS[flavour][0], str(nvrtc_version())]
+    names = [source.name, *options, *FLAGS, *FLAVOURS[flavour][0], str(nvrtc_version())]
     digest = _hash([source.read_bytes(), *_contents(inputs), *map(str.encode, names)])
     target = CACHE / f"{source.stem}-{digest}-{flavour}.so"
     with _Building(target) as missing:

@@ -11,7 +11,10 @@ class TranslationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """`file` and `line` are the .cu file's where an inlined function of a header came from one; `label` names both."""
+    """`file` and `line` are the .cu file's where an inlined function of a header came from one; `label` names both.
+
+    Files are named without their folders: what is built does not depend on where the sources lie.
+    """
 
     file: str
     line: int
@@ -86,7 +89,8 @@ def type_bytes(ty: str) -> int:
 
 def parse(text: str) -> Module:
     """Raises TranslationError for functions that were not inlined."""
-    files = {int(number): path for number, path in re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M)}
+    named = re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.M)
+    files = {int(number): Path(path).name for number, path in named}
     text = re.sub(r"//[^\n]*", "", text)
     if function := re.search(r"^\s*(?:\.visible |\.weak |\.extern )*\.func\b[^;{]*?([\w$]+)\s*\(", text, re.M):
         raise TranslationError(f"function {function[1]} was not inlined: mark it __forceinline__")
@@ -205,13 +209,13 @@ class _Body:
         while (caller := self._inlined.get(chain[-1])) and caller not in chain:
             chain.append(caller)
         in_cu = next((each for each in chain if self._files.get(each[0], "").endswith(".cu")), place)
-        file, label = self._files.get(in_cu[0], "?"), self._name(place)
+        label = self._name(place)
         if in_cu != place:
             label += f" called from {self._name(in_cu)}"
-        self._location = Location(file, in_cu[1], label)
+        self._location = Location(self._files.get(in_cu[0], "?"), in_cu[1], label)
 
     def _name(self, place: tuple[int, int, int]) -> str:
-        return f"{Path(self._files.get(place[0], '?')).name}:{place[1]}"
+        return f"{self._files.get(place[0], '?')}:{place[1]}"
 
     def _instruction(self, text: str) -> None:
         match = re.match(r"(?:@(!?[%\w$]+)\s+)?([a-z][\w.:]*)\s*(.*)", text, re.S)
