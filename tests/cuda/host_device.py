@@ -1,10 +1,12 @@
-"""A `Device` whose memory is the host's, for executors on simulated kernels: logs what was enqueued, and checks order.
+"""A `Device` whose memory is the host's, for executors on simulated kernels, as late as a GPU may be.
 
-Every buffer is an allocation of its own. `capacity_bytes` bounds what is allocated; `waits` counts waits, and `events`
-names every call that reaches the device.
+What is enqueued happens when somebody waits: whoever changes a staged array too soon, or looks at a result too early,
+sees it. Every buffer is an allocation of its own. `capacity_bytes` bounds what is allocated; `events` names what
+reached the device, in order.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -22,11 +24,32 @@ class HostDevice:
     def __init__(self, launch_address: int, capacity_bytes: int = 64 << 20) -> None:
         self.launch_address = launch_address
         self.events: list[str] = []
-        self.num_waits = 0
         self.is_closed = False
+        self.is_running = False  # what was enqueued
+        self._queue: deque[Callable[[], None]] = deque()
         self._capacity_bytes = capacity_bytes
         self._arrays: dict[int, np.ndarray] = {}
         self._num_pinned = 0
+
+    def enqueue(self, event: str, action: Callable[[], None]) -> None:
+        """Let `action` happen after all that was enqueued before."""
+        assert not self.is_closed
+        self.events.append(event)
+        self._queue.append(action)
+
+    def drain(self) -> None:
+        """Let all that was enqueued happen."""
+        assert not self.is_closed
+        self.is_running = True
+        try:
+            while self._queue:
+                self._queue.popleft()()
+        finally:
+            self.is_running = False
+
+    def wait(self) -> None:
+        self.events.append("wait")
+        self.drain()
 
     def providers(self, *, captures: bool) -> Sequence[Provider]:
         return ["CPUExecutionProvider"]
@@ -45,6 +68,7 @@ class HostDevice:
         return array.ctypes.data
 
     def free(self, address: int) -> None:
+        self.drain()  # cuMemFree waits, too
         self._arrays.pop(address)[:] = 0xFF
 
     def allocate_pinned(self, num_bytes: int) -> np.ndarray:
@@ -52,6 +76,7 @@ class HostDevice:
         return np.zeros(num_bytes, np.uint8)
 
     def free_pinned(self, array: np.ndarray) -> None:
+        assert not self._queue, "pinned memory was freed while the device may use it"
         self._num_pinned -= 1
 
     @property
@@ -66,40 +91,36 @@ class HostDevice:
         return 3
 
     def copy_in(self, address: int, source: np.ndarray) -> None:
-        self._enqueue("copy_in")
-        self._at(address, source.nbytes)[:] = source.reshape(-1).view(np.uint8)
+        self.enqueue("copy_in", lambda: self._write(address, source))
 
     def copy_in_rows(self, address: int, stride_bytes: int, source: np.ndarray) -> None:
-        self._enqueue("copy_in_rows")
-        for row, values in enumerate(source):
-            self._at(address + row * stride_bytes, values.nbytes)[:] = values.view(np.uint8)
+        def copy() -> None:
+            for row, values in enumerate(source):
+                self._write(address + row * stride_bytes, values)
+
+        self.enqueue("copy_in_rows", copy)
 
     def copy_out(self, target: np.ndarray, address: int) -> None:
-        self._enqueue("copy_out")
-        target.reshape(-1).view(np.uint8)[:] = self._at(address, target.nbytes)
+        def copy() -> None:
+            target.reshape(-1).view(np.uint8)[:] = self.bytes_at(address, target.nbytes)
+
+        self.enqueue("copy_out", copy)
 
     def copy_within(self, target: int, source: int, num_bytes: int) -> None:
-        self._enqueue("copy_within")
-        self._at(target, num_bytes)[:] = self._at(source, num_bytes)
+        self.enqueue("copy_within", lambda: self._write(target, self.bytes_at(source, num_bytes)))
 
     def clear(self, address: int, num_bytes: int) -> None:
-        self._enqueue("clear")
-        self._at(address, num_bytes)[:] = 0
-
-    def wait(self) -> None:
-        self._enqueue("wait")
-        self.num_waits += 1
+        self.enqueue("clear", lambda: self.bytes_at(address, num_bytes).fill(0))
 
     def close(self) -> None:
         self.is_closed = True
 
-    def _enqueue(self, event: str) -> None:
-        assert not self.is_closed
-        self.events.append(event)
-
-    def _at(self, address: int, num_bytes: int) -> np.ndarray:
-        """Bytes of one allocation."""
+    def bytes_at(self, address: int, num_bytes: int) -> np.ndarray:
+        """A view of bytes of one allocation."""
         start = max(base for base in self._arrays if base <= address)
         array = self._arrays[start][address - start :][:num_bytes]
         assert len(array) == num_bytes, "beyond the end of a buffer"
         return array
+
+    def _write(self, address: int, source: np.ndarray) -> None:
+        self.bytes_at(address, source.nbytes)[:] = source.reshape(-1).view(np.uint8)

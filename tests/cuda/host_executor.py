@@ -15,12 +15,13 @@ from tests.cuda.host_device import HostDevice
 class GraphSession:
     """A session that treats graph ids as ONNX Runtime's CUDA provider does, on any provider.
 
-    The first run of an id computes three times and keeps its binding; later ones compute with that binding, whatever
-    they were given. Runs are logged as ids. Ids in `broken_captures` fail.
+    The first run of an id computes three times and keeps its binding; later ones are enqueued and compute with that
+    binding, whatever they were given. Runs are logged as ids. Ids in `broken_captures` fail.
     """
 
-    def __init__(self, session: OrtSession) -> None:
+    def __init__(self, session: OrtSession, device: HostDevice) -> None:
         self._session = session
+        self._device = device
         self.sliding_window = session.sliding_window
         self.run_ids: list[int] = []
         self.captured: dict[int, OrtBinding] = {}
@@ -32,15 +33,15 @@ class GraphSession:
 
     def run(self, binding: OrtBinding, graph_id: int) -> None:
         self.run_ids.append(graph_id)
-        if graph_id == EAGER:
-            self._session.run(binding, EAGER)
-        elif graph_id in self.captured:
-            self._session.run(self.captured[graph_id], EAGER)
-        elif graph_id in self.broken_captures:
+        if graph_id in self.captured:
+            self._device.enqueue("replay", lambda: self._session.run(self.captured[graph_id], EAGER))
+            return
+        if graph_id in self.broken_captures:
             raise ExecutorError("a forward pass failed: CUDA error 900")
-        else:
-            for _ in range(3):
-                self._session.run(binding, EAGER)
+        for _ in range(1 if graph_id == EAGER else 3):
+            self._device.enqueue("run", lambda: self._session.run(binding, EAGER))
+        self._device.drain()
+        if graph_id != EAGER:
             self.captured[graph_id] = binding
 
     def close(self) -> None:
@@ -55,13 +56,16 @@ class HostExecutor:
     executor: CudaExecutor
     device: HostDevice
     session: GraphSession
-    kernels: Any  # with `launch`, `kernels`, `errors` and `take_log`
+    kernels: Any  # with `gate`, `kernels`, `errors` and `take_log`
 
     @classmethod
     def create(cls, config: ExecutorConfig, kernels: Any, capacity_bytes: int = 64 << 20) -> "HostExecutor":
         manifest = Manifest.load(config.model_dir)
         library = OpLibrary()
-        device = HostDevice(kernels.launch, capacity_bytes)
-        session = GraphSession(OrtSession.load(config.model_dir, manifest.model, library.path, device, captures=True))
+        device = HostDevice(kernels.gate.address, capacity_bytes)
+        kernels.gate.device = device
+        session = GraphSession(
+            OrtSession.load(config.model_dir, manifest.model, library.path, device, captures=True), device
+        )
         executor = CudaExecutor(config, manifest, CudaParts(device, session, kernels.kernels, library, kernels.close))
         return cls(executor, device, session, kernels)

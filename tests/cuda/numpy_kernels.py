@@ -13,6 +13,7 @@ import numpy as np
 from graphs.op_twins_rows import sample_rows
 from service.executor.cuda.attention_plan import DECODE_ROWS, PREFILL_ROWS
 from service.executor.cuda.launch import FLOAT16, LoadedKernel, ModelKernels
+from tests.cuda.launch_gate import LaunchGate
 
 PTR, INT, FLT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
 SIGNATURES = {
@@ -25,9 +26,6 @@ SIGNATURES = {
 NAMES = list(SIGNATURES)
 EMPTY_LSE = -1e30
 INVALID_HANDLE = 400  # of cuLaunchKernel
-LAUNCH_TYPE = ctypes.CFUNCTYPE(
-    ctypes.c_int, PTR, *[ctypes.c_uint] * 6, ctypes.c_uint, PTR, ctypes.POINTER(PTR), ctypes.POINTER(PTR)
-)
 
 
 class Launch(NamedTuple):
@@ -46,14 +44,13 @@ def at(address: int | None, shape: tuple[int, ...], dtype: type = np.float16) ->
 
 
 class NumpyKernels:
-    """Kernels for one head dimension and block size. `launch` is the address of the launching function."""
+    """Kernels for one head dimension and block size. launches go through `gate`."""
 
     def __init__(self, head_dim: int, block_size: int, tile_tokens: int = 64) -> None:
         self.head_dim, self.block_size = head_dim, block_size
         self.log: list[Launch] = []
         self.errors: list[BaseException] = []
-        self._callback = LAUNCH_TYPE(self._launch)
-        self.launch = ctypes.cast(self._callback, PTR).value
+        self.gate = LaunchGate(self._launch, lambda function: SIGNATURES[NAMES[function - 1]])
         loaded = [LoadedKernel(1 + place, 128, 1000 + place) for place in range(len(NAMES))]
         self.kernels = ModelKernels(*loaded, FLOAT16, head_dim, block_size, tile_tokens)
 

@@ -6,6 +6,8 @@ from service.executor.cuda.assembly import model_kernels
 from service.executor.cuda.kernels import DEFAULT_SHARED_BYTES, KernelConfig, Scalar, kernel_specs, source_folder
 from service.executor.cuda.launch import LoadedKernel
 from tests.cuda.kernel_builds import MACROS
+from tests.cuda.launch_gate import LAUNCH_TYPE, LaunchGate
+from tests.cuda.numpy_kernels import SIGNATURES
 from tests.cudasim.device import Launch, SimDevice
 
 
@@ -14,7 +16,9 @@ class SimulatedKernels:
 
     def __init__(self, head_dim: int, block_size: int, tile_tokens: int = 64, seed: int = 0) -> None:
         self._device = SimDevice(seed=seed)
-        self.launch = self._device.launch_pointer
+        self._names: dict[int, str] = {}
+        launch = LAUNCH_TYPE(self._device.launch_pointer)
+        self.gate = LaunchGate(launch, lambda function: SIGNATURES[self._names[function]])
         config = KernelConfig(Scalar.HALF, head_dim, block_size, tile_tokens, logit=Scalar.HALF)
         modules, loaded = {}, {}
         for spec in kernel_specs(config):
@@ -24,6 +28,7 @@ class SimulatedKernels:
             function = modules[spec.source].kernel(spec.name)
             if spec.shared_bytes > DEFAULT_SHARED_BYTES:
                 self._device.set_max_shared_bytes(function, spec.shared_bytes)
+            self._names[function] = spec.name
             loaded[spec.name] = LoadedKernel(function, spec.block_threads, spec.shared_bytes)
         self.kernels = model_kernels(config, loaded)
         self.errors: list[BaseException] = []

@@ -139,7 +139,7 @@ def test_padding_writes_no_kv(host_executor) -> None:
     _, batch = decode_plan(made, lengths)
     expected = [[batch.block_table[row, (length - 1) // 16], (length - 1) % 16] for row, length in enumerate(lengths)]
     for address in made.executor._kv.addresses:
-        kv = made.device._at(address, layout.layer_bytes).view(np.float16).reshape(layout.layer_shape)
+        kv = made.device.bytes_at(address, layout.layer_bytes).view(np.float16).reshape(layout.layer_shape)
         assert sorted(expected) == np.argwhere(kv[:, 0].any(axis=(1, 3))).tolist()
 
 

@@ -113,13 +113,13 @@ def decode_plan(made: HostExecutor, context_lens: list[int]) -> tuple[StepPlan, 
     return StepPlan(0, rows, np.ones(num_rows, np.int32), np.ones(num_rows, np.bool_), num_rows, num_rows), batch
 
 
-def test_a_step_copies_in_twice_and_out_once_and_waits_once(host_executor) -> None:
+def test_a_replayed_step_copies_in_twice_and_out_once_and_waits_once(host_executor) -> None:
     made = host_executor()
     made.executor.warm_up()
     plan, batch = decode_plan(made, [70, 5])
     made.device.events.clear()
     made.executor.dispatch(plan, batch).wait()
-    assert ["copy_in", "copy_in_rows", "copy_out", "wait"] == made.device.events
+    assert ["copy_in", "copy_in_rows", "replay", "launch", "copy_out", "wait"] == made.device.events
 
 
 def test_rows_that_cannot_be_sampled_fail_alone_on_the_device(host_executor) -> None:
@@ -130,7 +130,7 @@ def test_rows_that_cannot_be_sampled_fail_alone_on_the_device(host_executor) -> 
     kv = made.executor.layout
     address = made.executor._kv.addresses[0]
     block_bytes = kv.layer_bytes // kv.num_blocks
-    made.device._at(address + int(batch.block_table[0, 0]) * block_bytes, block_bytes)[:] = 0xFF
+    made.device.bytes_at(address + int(batch.block_table[0, 0]) * block_bytes, block_bytes)[:] = 0xFF
     plan, batch = decode_plan(made, [40, 5])
     result = made.executor.dispatch(plan, batch).wait()
     assert ([0], good.token_ids[1]) == (result.failed.tolist(), result.token_ids[1])
@@ -167,7 +167,7 @@ def test_warm_up_leaves_the_kv_buffer_as_it_was(host_executor) -> None:
     made.executor.warm_up()
     kv = made.executor.layout
     for address in made.executor._kv.addresses:
-        assert not made.device._at(address, kv.layer_bytes).any()
+        assert not made.device.bytes_at(address, kv.layer_bytes).any()
 
 
 def test_the_kv_buffer_takes_its_share_of_what_measured_steps_leave(host_executor) -> None:
