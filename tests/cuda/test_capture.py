@@ -143,6 +143,16 @@ def test_padding_writes_no_kv(host_executor) -> None:
         assert sorted(expected) == np.argwhere(kv[:, 0].any(axis=(1, 3))).tolist()
 
 
+def test_padding_reads_no_kv(host_executor) -> None:
+    """The fourth row had a long context in the step before."""
+    made = host_executor(capture_buckets=(4,))
+    made.executor.warm_up()
+    run_ids(made, 100, 100, 100, 100)
+    run_ids(made, 17, 20, 33)
+    plan = made.executor._runner.decode.plan
+    assert {0, 1, 2} == set(plan.decode_items[: plan.range_begin[-1], 0].tolist())
+
+
 def test_whole_texts_are_the_same_with_and_without_graphs(host_executor) -> None:
     asked = requests(replace(SamplingParams(max_tokens=6, temperature=0.0), ignore_eos=True))
     options = {"deterministic": "on"}

@@ -122,6 +122,17 @@ def test_a_replayed_step_copies_in_twice_and_out_once_and_waits_once(host_execut
     assert ["copy_in", "copy_in_rows", "replay", "launch", "copy_out", "wait"] == made.device.events
 
 
+def test_a_steps_tokens_outlive_the_next_step(host_executor) -> None:
+    made = host_executor()
+    plan, batch = decode_plan(made, [70, 5])
+    result = made.executor.dispatch(plan, batch).wait()
+    tokens = result.token_ids.tolist()
+    batch.token_ids[:2, [69, 4]] = 77
+    other = made.executor.dispatch(plan, batch).wait()
+    assert tokens != other.token_ids.tolist()
+    assert tokens == result.token_ids.tolist()
+
+
 def test_rows_that_cannot_be_sampled_fail_alone_on_the_device(host_executor) -> None:
     made = host_executor()
     plan, batch = decode_plan(made, [40, 5])

@@ -3,14 +3,18 @@
 import ctypes
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from cuda.bindings import driver
+from cuda.pathfinder import DynamicLibNotFoundError
 
 from service import cli
 from service.errors import ConfigError
 from service.executor.cuda.driver import CudaDriver
-from service.executor.cuda.launch import CudaOps
+from service.executor.cuda.launch import CudaOps, LoadedKernel
 from service.executor.factory import create_executor
 from service.executor.op_library import OpLibrary
 from tests.cuda.conftest import CONFIG
@@ -50,3 +54,31 @@ def test_the_driver_and_its_launch_function_are_asked_for_without_harm() -> None
         CudaDriver(ops)
     with pytest.raises(ConfigError, match=r"libcuda\.so\.1 has no cuLaunchKernel"):
         ops.driver_launch()
+
+
+def test_every_driver_call_has_arguments_that_the_bindings_take() -> None:
+    """They are converted before the driver is looked for, so that it is missing is the only complaint left."""
+    device = object.__new__(CudaDriver)
+    device._device, device._context = driver.CUdevice(0), driver.CUcontext(1)
+    device._stream, device._event, device._is_open = driver.CUstream(7), driver.CUevent(3), True
+    matrix = np.zeros((3, 4), np.int32)
+    calls: list[Callable[[], object]] = [
+        device.make_current,
+        lambda: device.allocate(10),
+        lambda: device.free(4096),
+        lambda: device.allocate_pinned(10),
+        lambda: device.free_pinned(matrix.view(np.uint8)),
+        device.free_bytes,
+        lambda: device.blocks_per_sm(LoadedKernel(5, 128, 1000)),
+        lambda: device.copy_in(64, matrix),
+        lambda: device.copy_in_rows(64, 64, matrix),
+        lambda: device.copy_out(matrix, 64),
+        lambda: device.copy_within(64, 128, 16),
+        lambda: device.clear(64, 16),
+        device.wait,
+        device.close,
+    ]
+    for call in calls:
+        with pytest.raises(DynamicLibNotFoundError):
+            call()
+    assert "7" == device.providers(captures=True)[0][1]["user_compute_stream"]

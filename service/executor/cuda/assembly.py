@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+import onnxruntime as ort
+
 from graphs.manifest import Manifest, ModelInfo
 from service.executor.config import ExecutorConfig
 from service.executor.cuda.compiler import CubinCache
@@ -26,6 +28,8 @@ def create_cuda_executor(config: ExecutorConfig, manifest: Manifest) -> CudaExec
         modules = undo.enter_context(closing(DriverModules()))
         kernels = _compiled_kernels(config, manifest.model, modules)
         captures = config.capture != "off"
+        # The CUDA libraries may have come as packages, where the system's loader does not look.
+        ort.preload_dlls()
         session = OrtSession.load(config.model_dir, manifest.model, library.path, device, captures=captures)
         undo.enter_context(closing(session))
         executor = CudaExecutor(config, manifest, CudaParts(device, session, kernels, library, modules.close))

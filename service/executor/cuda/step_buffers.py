@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.executor.api import ExecutorLimits
-from service.executor.cuda.attention_plan import AttentionPlanner, PlanCounts, PlanLayout, PlanLimits
+from service.executor.cuda.attention_plan import AttentionPlanner, PlanCounts, PlanLayout, PlanLimits, PlanSections
 from service.executor.cuda.device import Device
 from service.executor.cuda.memory import DeviceBuffer, PinnedBuffer, close_all
 from service.executor.sampler import RowParams
@@ -67,10 +67,10 @@ class StepBuffers:
             name: self._staged.view((length,), dtype, self._offsets[name]) for name, (length, dtype) in sizes.items()
         }
         self._planner = AttentionPlanner(plan_limits, layout, self._arrays["plan"])
+        self.plan: PlanSections = self._planner.sections  # of the step that was staged last
         plan_address = self.address("plan")
         self.plan_addresses = {
-            name: plan_address + 4 * offset
-            for name, offset in zip(self._planner.sections._fields, layout.offsets, strict=True)
+            name: plan_address + 4 * offset for name, offset in zip(self.plan._fields, layout.offsets, strict=True)
         }
 
     @property
@@ -114,7 +114,8 @@ class StepBuffers:
 
     def close(self) -> None:
         """Free both sides. Idempotent."""
-        close_all((self._staged, self._staged_table, self._memory, self._table))
+        # The device's first: freeing it waits for what is in flight, which may still read the others.
+        close_all((self._memory, self._table, self._staged, self._staged_table))
 
 
 def _place(sizes: Mapping[str, tuple[int, npt.DTypeLike]]) -> tuple[dict[str, int], int]:

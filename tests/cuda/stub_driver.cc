@@ -1,0 +1,99 @@
+// A libcuda.so.1 whose device is the host: what service/executor/cuda/driver.py calls, for a test of its calls.
+//
+// Memory is counted, so that what is not freed shows; a wait is an event that was recorded before it.
+#include <dlfcn.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+int g_allocations = 0;
+int g_recorded = 0;
+int g_contexts = 0;
+unsigned g_last_grid = 0;
+constexpr int kSuccess = 0;
+constexpr int kInvalidValue = 1;
+constexpr int kOutOfMemory = 2;
+constexpr size_t kMemoryBytes = 1 << 20;
+
+struct Copy2D {  // CUDA_MEMCPY2D
+  size_t source_x, source_y;
+  unsigned source_type;
+  const char* source_host;
+  uint64_t source_device;
+  void* source_array;
+  size_t source_pitch, target_x, target_y;
+  unsigned target_type;
+  void* target_host;
+  char* target_device;
+  void* target_array;
+  size_t target_pitch, width_bytes, height;
+};
+
+}  // namespace
+
+extern "C" {
+
+int cuInit(unsigned) { return kSuccess; }
+int cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
+int cuDeviceGetCount(int* count) { return *count = 1, kSuccess; }
+int cuDeviceGet(int* device, int) { return *device = 0, kSuccess; }
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  constexpr int kMultiprocessorCount = 16;
+  return *value = attribute == kMultiprocessorCount ? 132 : 9, kSuccess;
+}
+int cuDevicePrimaryCtxRetain(void** context, int) { return ++g_contexts, *context = &g_contexts, kSuccess; }
+int cuDevicePrimaryCtxRelease(int) { return --g_contexts, kSuccess; }
+int cuCtxSetCurrent(void* context) { return context == &g_contexts ? kSuccess : kInvalidValue; }
+int cuStreamCreate(void** stream, unsigned) { return ++g_allocations, *stream = &g_recorded, kSuccess; }
+int cuStreamDestroy(void*) { return --g_allocations, kSuccess; }
+int cuEventCreate(void** event, unsigned flags) {
+  constexpr unsigned kBlockingWithoutTiming = 3;
+  if (flags != kBlockingWithoutTiming) return kInvalidValue;
+  return ++g_allocations, *event = &g_recorded, kSuccess;
+}
+int cuEventDestroy(void*) { return --g_allocations, kSuccess; }
+int cuEventRecord(void*, void* stream) { return ++g_recorded, stream == &g_recorded ? kSuccess : kInvalidValue; }
+int cuEventSynchronize(void*) { return g_recorded > 0 ? kSuccess : kInvalidValue; }
+int cuMemGetInfo(size_t* free, size_t* total) { return *free = *total = kMemoryBytes, kSuccess; }
+int cuMemAlloc(char** address, size_t bytes) {
+  if (bytes > kMemoryBytes) return kOutOfMemory;
+  return ++g_allocations, *address = static_cast<char*>(std::malloc(bytes)), kSuccess;
+}
+int cuMemFree(char* address) { return --g_allocations, std::free(address), kSuccess; }
+int cuMemHostAlloc(char** address, size_t bytes, unsigned) { return cuMemAlloc(address, bytes); }
+int cuMemFreeHost(char* address) { return cuMemFree(address); }
+int cuMemcpyHtoDAsync(char* to, const char* from, size_t n, void*) { return std::memcpy(to, from, n), kSuccess; }
+int cuMemcpyDtoHAsync(char* to, const char* from, size_t n, void*) { return std::memcpy(to, from, n), kSuccess; }
+int cuMemcpyDtoDAsync(char* to, const char* from, size_t n, void*) { return std::memcpy(to, from, n), kSuccess; }
+int cuMemsetD8Async(char* to, unsigned char value, size_t n, void*) { return std::memset(to, value, n), kSuccess; }
+int cuMemcpy2DAsync(const Copy2D* copy, void*) {
+  constexpr unsigned kHost = 1;
+  constexpr unsigned kDevice = 2;
+  if (copy->source_type != kHost || copy->target_type != kDevice) return kInvalidValue;
+  for (size_t row = 0; row < copy->height; ++row) {
+    std::memcpy(copy->target_device + row * copy->target_pitch, copy->source_host + row * copy->source_pitch,
+                copy->width_bytes);
+  }
+  return kSuccess;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads, size_t shared_bytes) {
+  return *blocks = static_cast<int>(shared_bytes / static_cast<size_t>(threads)), function ? kSuccess : kInvalidValue;
+}
+int cuLaunchKernel(void*, unsigned grid_x, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
+                   void**) {
+  return g_last_grid = grid_x, kSuccess;
+}
+
+unsigned stub_last_grid() { return g_last_grid; }
+int stub_num_left() { return g_allocations + g_contexts; }
+
+int cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, int* status) {
+  *function = dlsym(RTLD_DEFAULT, name);
+  if (*function == nullptr) *function = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name);
+  if (status != nullptr) *status = *function == nullptr;
+  return kSuccess;
+}
+}
