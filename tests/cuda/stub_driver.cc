@@ -36,13 +36,19 @@ struct Copy2D {  // CUDA_MEMCPY2D
 
 extern "C" {
 
+int cuGetExportTable(const void**, const void*) { return kInvalidValue; }
 int cuInit(unsigned) { return kSuccess; }
 int cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
 int cuDeviceGetCount(int* count) { return *count = 1, kSuccess; }
 int cuDeviceGet(int* device, int) { return *device = 0, kSuccess; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-  constexpr int kMultiprocessorCount = 16;
-  return *value = attribute == kMultiprocessorCount ? 132 : 9, kSuccess;
+  switch (attribute) {
+    case 16: return *value = 132, kSuccess;        // multiprocessors
+    case 75: return *value = 9, kSuccess;          // compute capability, major
+    case 76: return *value = 0, kSuccess;          // minor
+    case 97: return *value = 227 << 10, kSuccess;  // shared memory that a block may ask for
+  }
+  return kInvalidValue;
 }
 int cuDevicePrimaryCtxRetain(void** context, int) { return ++g_contexts, *context = &g_contexts, kSuccess; }
 int cuDevicePrimaryCtxRelease(int) { return --g_contexts, kSuccess; }
@@ -79,6 +85,10 @@ int cuMemcpy2DAsync(const Copy2D* copy, void*) {
   }
   return kSuccess;
 }
+int cuModuleLoadData(void** module, const void*) { return ++g_allocations, *module = &g_recorded, kSuccess; }
+int cuModuleUnload(void*) { return --g_allocations, kSuccess; }
+int cuModuleGetFunction(void** function, void*, const char*) { return *function = &g_recorded, kSuccess; }
+int cuFuncSetAttribute(void*, int, int) { return kSuccess; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads, size_t shared_bytes) {
   return *blocks = static_cast<int>(shared_bytes / static_cast<size_t>(threads)), function ? kSuccess : kInvalidValue;
 }

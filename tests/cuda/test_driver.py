@@ -1,11 +1,14 @@
 """The driver's owner against a libcuda.so.1 of our own, whose device is the host, in a process of its own."""
 
 import ctypes
+import json
 import os
 import shutil
 import subprocess
 import sys
 from contextlib import closing
+from ctypes.util import find_library
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,26 +19,55 @@ from service.executor.cuda.driver import CudaDriver
 from service.executor.cuda.launch import CudaOps, KernelLaunch, LoadedKernel
 from service.executor.cuda.memory import DeviceBuffer, PinnedBuffer
 from service.executor.op_library import OpLibrary
+from tests.cuda.kernel_builds import missing_nvrtc
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_buffers_copies_waits_and_launches_reach_the_driver(tmp_path) -> None:
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+@pytest.fixture(scope="module")
+def with_stub(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that finds the stub: the loader reads its path when a process starts."""
+    folder = tmp_path_factory.mktemp("driver")
     source = Path(__file__).with_name("stub_driver.cc")
-    library = tmp_path / "libcuda.so.1"
-    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", str(source), "-o", str(library)]
-    subprocess.run([*command, "-ldl"], check=True)
-    # The loader reads the path when a process starts, and the bindings look for the driver once.
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.cuda.test_driver"],
-        cwd=ROOT,
-        env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    flags = ["-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC"]
+    subprocess.run(["g++", *flags, str(source), "-o", str(folder / "libcuda.so.1"), "-ldl"], check=True)
+    return os.environ | {"LD_LIBRARY_PATH": str(folder)}
+
+
+def run(environment: dict[str, str], *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_buffers_copies_waits_and_launches_reach_the_driver(with_stub) -> None:
+    result = run(with_stub, "tests.cuda.test_driver")
     assert (0, "done\n", "") == (result.returncode, result.stdout, result.stderr)
+
+
+def has_cuda_libraries() -> bool:
+    packages = find_spec("nvidia")
+    folders = [] if packages is None else list(packages.submodule_search_locations or ())
+    is_packaged = any(list(Path(folder).rglob("libcublasLt.so.13")) for folder in folders)
+    return is_packaged or find_library("cublasLt") is not None
+
+
+@pytest.mark.skipif(has_cuda_libraries(), reason="CUDA libraries are installed")
+@pytest.mark.skipif(missing_nvrtc() is not None, reason=str(missing_nvrtc()))
+def test_serve_with_a_driver_but_without_cuda_libraries_says_so_in_one_line(with_stub, tiny_float16, tmp_path) -> None:
+    """By then the kernels are compiled for the device, and kept."""
+    arguments = ("--model", tiny_float16, "--device", "cuda", "--port", 0, "--kernel-cache", tmp_path / "kept")
+    result = run(with_stub, "service.cli", "serve", *arguments)
+    missing = (
+        "ONNX Runtime's CUDAExecutionProvider does not start; it needs the CUDA 13 libraries of the package's extra"
+    )
+    expected = f"chairlift serve: device: cuda cannot be used: {missing}, chairlift[cuda]\n"
+    assert (2, expected) == (result.returncode, result.stderr)
+    assert ["server.settings"] == [json.loads(line)["event"] for line in result.stdout.splitlines()]
+    names = {path.name.split("-")[0] for path in (tmp_path / "kept").iterdir()}
+    assert {"rope_kv_write", "attention", "attention_combine", "sample_rows", "advance"} == names
 
 
 def check_everything() -> None:

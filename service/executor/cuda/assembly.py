@@ -1,8 +1,10 @@
 """Puts a CUDA executor together: device, kernels, session."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from typing import Final
 
 import onnxruntime as ort
 
@@ -18,6 +20,8 @@ from service.executor.cuda.requirements import require_cuda_model
 from service.executor.cuda.session import OrtSession
 from service.executor.op_library import OpLibrary
 
+_FATAL: Final = 4  # the severity above which ONNX Runtime logs
+
 
 def create_cuda_executor(config: ExecutorConfig, manifest: Manifest) -> CudaExecutor:
     """Load a checked model folder onto the first GPU. Raises ConfigError for what this model or machine cannot do."""
@@ -28,13 +32,22 @@ def create_cuda_executor(config: ExecutorConfig, manifest: Manifest) -> CudaExec
         modules = undo.enter_context(closing(DriverModules()))
         kernels = _compiled_kernels(config, manifest.model, modules)
         captures = config.capture != "off"
-        # The CUDA libraries may have come as packages, where the system's loader does not look.
-        ort.preload_dlls()
+        _prepare_onnxruntime()
         session = OrtSession.load(config.model_dir, manifest.model, library.path, device, captures=captures)
         undo.enter_context(closing(session))
         executor = CudaExecutor(config, manifest, CudaParts(device, session, kernels, library, modules.close))
         undo.pop_all()  # from here on they are the executor's
     return executor
+
+
+def _prepare_onnxruntime() -> None:
+    """Load CUDA libraries that came as packages, where the system's loader does not look.
+
+    What is missing is printed by it, and logged again when the session is made; `OrtSession.load` says it in a line.
+    """
+    ort.set_default_logger_severity(_FATAL)
+    with redirect_stdout(StringIO()):
+        ort.preload_dlls()
 
 
 def model_kernels(config: KernelConfig, loaded: Mapping[str, LoadedKernel]) -> ModelKernels:
