@@ -77,12 +77,31 @@ def test_a_preempted_sequence_comes_to_the_same_tokens(host_executor) -> None:
 
 
 def test_the_device_and_the_host_sample_the_same_tokens(host_executor) -> None:
-    """Asking for log-probabilities moves a step's sampling to the host."""
+    """Asking for log-probabilities moves a row's sampling to the host."""
     executor = host_executor().executor
     on_device, on_host = (
         run_requests(executor, requests(replace(SAMPLED, num_logprobs=asked))).tokens for asked in (-1, 0)
     )
     assert on_device == on_host
+
+
+def test_rows_that_the_host_samples_leave_the_others_to_the_device(host_executor) -> None:
+    """Every other request has a penalty: all get what they get alone, and only some rows' logits come over."""
+    made = host_executor(deterministic="on")
+    asked = [
+        replace(request, sampling=replace(EDITED if request.seq_id % 2 else SAMPLED, seed=request.seq_id))
+        for request in requests(SAMPLED)
+    ]
+    together = run_requests(made.executor, asked).tokens
+    assert together == {
+        request.seq_id: run_requests(made.executor, [request]).tokens[request.seq_id] for request in asked
+    }
+    plan, batch = decode_plan(made, [70, 5, 9])
+    batch.seq_ids[:3] = [100, 101, 102]
+    batch.sampling[1] = EDITED
+    made.device.events.clear()
+    made.executor.dispatch(plan, batch).wait()
+    assert ["launch", "copy_out", "copy_out", "wait"] == made.device.events[-4:]
 
 
 def test_samples_that_share_a_prompt_yield_what_each_yields_alone(host_executor) -> None:

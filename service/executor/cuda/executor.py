@@ -2,8 +2,8 @@
 
 A step: inputs, attention plan and sampling parameters are staged in pinned memory and copied over, the forward pass
 runs, its tokens are sampled on the device and copied back; `wait` blocks once for all of it. (An eager forward pass is
-also waited for inside ONNX Runtime, which cleans up after it.) Steps with rows that ask for more than the sampling
-kernel is given here, penalties and log-probabilities say, have their logits copied back and are sampled on the host.
+also waited for inside ONNX Runtime, which cleans up after it.) Rows that ask for more than the sampling kernel is given
+here, penalties and log-probabilities say, have their logits copied back as well, and are sampled on the host.
 
 Left out so far: the host's work on a step while the device runs the one before, and KV that moves to the host.
 """
@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-import numpy as np
 import structlog
 
 from graphs.manifest import Manifest
@@ -24,7 +23,6 @@ from service.core.types import StepResult
 from service.errors import ExecutorError
 from service.executor.api import ExecutorLimits
 from service.executor.bound_session import session_options
-from service.executor.buffers import aligned_zeros
 from service.executor.config import ExecutorConfig
 from service.executor.cuda.capture import BucketGraphs, checked_buckets
 from service.executor.cuda.device import Device
@@ -37,7 +35,6 @@ from service.executor.cuda.session import Session
 from service.executor.kv_layout import KvDtype, KvLayout, fit_kv_layout, parse_kv_memory
 from service.executor.limits import executor_limits
 from service.executor.op_library import OpLibrary
-from service.executor.sample_rows import SampleRowsSession
 from service.executor.sampler import Sampler, SamplingJob
 from service.executor.step_inputs import StepInputBuffers
 
@@ -78,11 +75,11 @@ class CudaExecutor:
                 closing(StepRunner(runner_parts, model, limits, is_deterministic=config.deterministic == "on"))
             )
             shape = (limits.max_num_seqs, model.vocab_size)
-            self._device_sampler = undo.enter_context(
-                closing(DeviceSampler(parts.device, parts.kernels.sample_rows, self._runner.logits, shape))
-            )
+            options = session_options(parts.library.path, 1, "off")
+            host = undo.enter_context(closing(HostSampler(options, shape)))
+            kernel, logits = parts.kernels.sample_rows, self._runner.logits
+            self._device_sampler = undo.enter_context(closing(DeviceSampler(parts.device, kernel, logits, shape, host)))
             self._sampler = Sampler(limits.max_num_seqs)
-            self._host_sampler = undo.enter_context(closing(self._new_host_sampler(parts.library, shape)))
             reserved_bytes = self._measure(limits, probe)
             available = max(0, parts.device.free_bytes() - reserved_bytes)
             kv_memory_bytes = parse_kv_memory(config.kv_memory, available)
@@ -118,7 +115,8 @@ class CudaExecutor:
         job = self._sampler.prepare(batch, rows)
         params = self._sampler.params.prefix(job.num_rows)
         self._runner.run(inputs, params, is_decode=plan.is_decode_only)
-        self._device_sampler.enqueue(job, self._runner.decode if plan.is_decode_only else self._runner.mixed)
+        buffers = self._runner.decode if plan.is_decode_only else self._runner.mixed
+        self._device_sampler.enqueue(job, params, buffers)
         self._is_busy = True
         return CudaStepHandle(self, job)
 
@@ -136,15 +134,9 @@ class CudaExecutor:
     def _finish(self, job: SamplingJob) -> StepResult:
         try:
             self._device.wait()
-            return self._device_sampler.finish(job, self._sampler, self._host_sampler)
+            return self._device_sampler.finish(job)
         finally:
             self._is_busy = False
-
-    def _new_host_sampler(self, library: OpLibrary, shape: tuple[int, int]) -> HostSampler:
-        logits = aligned_zeros(shape, np.float32)
-        return HostSampler(
-            SampleRowsSession(session_options(library.path, 1, "off"), logits, self._sampler.params), logits
-        )
 
     def _measure(self, limits: ExecutorLimits, probe: KvLayout) -> int:
         """Bytes to keep free for what the engine thread will still take; leaves the arena as large as steps need it.
