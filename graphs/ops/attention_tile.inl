@@ -67,17 +67,30 @@ static void load_scales(const AttentionCall& call, TileTokens* tile) {
   }
 }
 
-// Asks the memory for a later tile while this one is worked on: blocks are scattered, so the hardware cannot guess. The
+// What to prefetch during a tile; null: nothing.
+struct TilesAhead {
+  const TileTokens* next;       // of the same task
+  const TileTokens* following;  // the following task's first
+};
+
+constexpr int kShortTile = kTileTokens / 2;
+
+// Asks the memory for later tiles while this one is worked on: blocks are scattered, so the hardware cannot guess. The
 // rows are spread over the steps of a loop, because a core has few requests under way and a burst would stall it.
 struct TilePrefetch {
-  const TileTokens* next;  // null: there is none
-  int64_t offset_bytes;    // 0 for K, value_bytes for V
+  TilesAhead ahead;
+  int64_t offset_bytes;  // 0 for K, value_bytes for V
   int64_t token_bytes;
   int num_steps;
   CHAIRLIFT_INLINE_MEMBER void operator()(int step) const {
-    if (next == nullptr) return;
-    for (int j = step; j < next->count; j += num_steps) {
-      const uint8_t* row = next->keys[j] + offset_bytes;
+    if (ahead.next != nullptr) fetch(*ahead.next, step);
+    if (ahead.following != nullptr) fetch(*ahead.following, step);
+  }
+
+ private:
+  CHAIRLIFT_INLINE_MEMBER void fetch(const TileTokens& tile, int step) const {
+    for (int j = step; j < tile.count; j += num_steps) {
+      const uint8_t* row = tile.keys[j] + offset_bytes;
       // Into the second-level cache: into the first, the core would have to hold each request itself, half as fast.
       for (int64_t i = 0; i < token_bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
     }
