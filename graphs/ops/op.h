@@ -49,7 +49,16 @@ const void* api();
 [[gnu::format(printf, 1, 2)]] Status error(const char* format, ...);
 
 // ONNX element types. `any` in a port accepts every tensor; the op checks by itself.
-enum class ElementType : int { any = 0, float32 = 1, uint8 = 2, int8 = 3, int32 = 6, int64 = 7, float16 = 10, bfloat16 = 16 };
+enum class ElementType : int {
+  any = 0,
+  float32 = 1,
+  uint8 = 2,
+  int8 = 3,
+  int32 = 6,
+  int64 = 7,
+  float16 = 10,
+  bfloat16 = 16
+};
 const char* element_type_name(ElementType type);
 
 // One input or output of an op.

@@ -10,7 +10,7 @@ void append_cuda_ops(OpList& ops);       // PagedAttention for the CUDA provider
 void append_linear_ops(OpList& ops);     // QuantizedLinear and the GEMMs with a norm or a gate ahead of them
 void append_sample_ops(OpList& ops);     // SampleRows
 
-// The CUDA ops again, as CPU kernels in the domain `chairlift.simulated`: there the kernels that they launch are simulated.
+// The CUDA ops again, as CPU kernels in the domain `chairlift.simulated`: the kernels that they launch are simulated.
 void append_simulated_cuda_ops(OpList& ops);
 
 }  // namespace chairlift

@@ -27,7 +27,7 @@ namespace {
 
 #include "attention_multiply.inl"
 #include "attention_tile.inl"
-// (these three build on the two above)
+// (these two build on the two above)
 #include "attention_prepare.inl"
 #include "attention_softmax.inl"
 
@@ -55,6 +55,8 @@ struct Scratch {
   alignas(64) float alpha[kMaxTileRows];
   const float* weights[kMaxTileRows];  // the rows of `scores`
   TileTokens tiles[3];                 // this one, the next, and the following task's first
+  int64_t task_end;
+  const FollowingTask* following;      // null: there is none, or it has been prefetched
 };
 
 // Few rows: every element of K and V is used once, so it is converted in passing; the next tile is fetched row by row.
@@ -62,8 +64,8 @@ template <class Kv>
 void attend_tile_few(const AttentionCall& call, const UnitRows& rows, const TileTokens& tile, const TilesAhead& ahead,
                      Scratch* scratch, RowStates* states) {
   const int num_vecs = (tile.count + kLanes - 1) / kLanes;
-  score_few<Kv, kBlockRows>(rows.count, call, tile, rows.queries, {ahead, 0, call.token_bytes, num_vecs * kLanes}, num_vecs,
-                            scratch->scores);
+  const TilePrefetch prefetch_keys{ahead, 0, call.token_bytes, num_vecs * kLanes};
+  score_few<Kv, kBlockRows>(rows.count, call, tile, rows.queries, prefetch_keys, num_vecs, scratch->scores);
   softmax_tile<Kv>(call, rows, tile, num_vecs, scratch->scores, states, scratch->alpha);
   const ValueRows<Kv> values{tile, call.value_bytes, {ahead, call.value_bytes, call.token_bytes, tile.count}};
   multiply<true>(rows.count, scratch->weights, scratch->alpha, tile.count, values, call.head_dim / kLanes, states->o,
@@ -88,10 +90,10 @@ void attend_tile_many(const AttentionCall& call, const UnitRows& rows, const Til
 }
 
 // Attention over one split, from a fresh state. What the thread reads after it is prefetched as well: the next split's
-// first tile, or at `task_end` the following task's.
+// first tile, or near the task's end the following task's.
 template <class Kv>
 void attend_split(const AttentionCall& call, const AttentionUnit& unit, const UnitRows& rows, int64_t split,
-                  int64_t task_end, const FollowingTask* following, Scratch* scratch, RowStates* states) {
+                  Scratch* scratch, RowStates* states) {
   reset(call, rows.count, states);
   const int64_t first = unit.kv_begin / kTileTokens * kTileTokens;
   const int64_t split_begin = split * kSplitTokens;
@@ -100,7 +102,7 @@ void attend_split(const AttentionCall& call, const AttentionUnit& unit, const Un
   const bool are_few = rows.count <= kBlockRows && call.head_dim % kLanes == 0;
   TileTokens* tile = &scratch->tiles[0];
   TileTokens* next = &scratch->tiles[1];
-  bool is_following_fetched = false;
+  const int64_t task_end = scratch->task_end;
   locate_tile<Kv>(call, unit, begin, tile);
   for (int64_t start = begin; start < end; start += kTileTokens) {
     TilesAhead ahead{};
@@ -109,11 +111,12 @@ void attend_split(const AttentionCall& call, const AttentionUnit& unit, const Un
       ahead.next = next;
     }
     // A task's last tile may be too short to fetch a whole one meanwhile.
-    const bool is_last_short = ahead.next == nullptr || (start + 2 * kTileTokens >= task_end && next->count < kShortTile);
-    if (following != nullptr && is_last_short && !is_following_fetched) {
+    const bool is_last = ahead.next == nullptr;
+    const bool is_before_short = !is_last && start + 2 * kTileTokens >= task_end && next->count < kShortTile;
+    if (scratch->following != nullptr && (is_last || is_before_short)) {
       ahead.following = &scratch->tiles[2];
-      locate_tile<Kv>(call, *following->unit, following->start, &scratch->tiles[2]);
-      is_following_fetched = true;
+      locate_tile<Kv>(call, *scratch->following->unit, scratch->following->start, &scratch->tiles[2]);
+      scratch->following = nullptr;
     }
     if constexpr (Kv::kHasScales) load_scales(call, tile);
     if (are_few) {
@@ -161,9 +164,10 @@ void attend_task(const AttentionCall& call, const AttentionUnit& unit, const Att
   RowStates states;
   RowStates sum;
   const int64_t split_end = task.first_split + task.num_splits;
-  const int64_t task_end = split_end * kSplitTokens < unit.kv_end ? split_end * kSplitTokens : unit.kv_end;
+  scratch.task_end = split_end * kSplitTokens < unit.kv_end ? split_end * kSplitTokens : unit.kv_end;
+  scratch.following = following;
   for (int64_t split = task.first_split; split < split_end; ++split) {
-    attend_split<Kv>(call, unit, rows, split, task_end, following, &scratch, &states);
+    attend_split<Kv>(call, unit, rows, split, &scratch, &states);
     if (unit.partials != nullptr) {
       float* partial = partial_of(call, unit, split);
       const size_t num_floats = static_cast<size_t>(rows.count) * call.padded_dim;
