@@ -1,6 +1,7 @@
 // A libcuda.so.1 whose device is the host: what service/executor/cuda/driver.py calls, for a test of its calls.
 //
-// Memory is counted, so that what is not freed shows; a wait is an event that was recorded before it.
+// Memory is counted, so that what is not freed shows; a wait is an event that was recorded before it. What gives
+// something back does so even where it reports an error.
 #include <dlfcn.h>
 
 #include <cstdint>
@@ -13,9 +14,11 @@ int g_allocations = 0;
 int g_recorded = 0;
 int g_contexts = 0;
 unsigned g_last_grid = 0;
+const char* g_failing = "";  // the functions that fail, between spaces
 constexpr int kSuccess = 0;
 constexpr int kInvalidValue = 1;
 constexpr int kOutOfMemory = 2;
+constexpr int kLaunchFailed = 719;
 constexpr size_t kMemoryBytes = 1 << 20;
 
 struct Copy2D {  // CUDA_MEMCPY2D
@@ -32,6 +35,8 @@ struct Copy2D {  // CUDA_MEMCPY2D
   size_t target_pitch, width_bytes, height;
 };
 
+int result(const char* spaced_name) { return std::strstr(g_failing, spaced_name) ? kLaunchFailed : kSuccess; }
+
 }  // namespace
 
 extern "C" {
@@ -40,27 +45,36 @@ int cuGetExportTable(const void**, const void*) { return kInvalidValue; }
 int cuInit(unsigned) { return kSuccess; }
 int cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
 int cuDeviceGetCount(int* count) { return *count = 1, kSuccess; }
-int cuDeviceGet(int* device, int) { return *device = 0, kSuccess; }
+int cuDeviceGet(int* device, int) { return *device = 0, result(" cuDeviceGet "); }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
   switch (attribute) {
-    case 16: return *value = 132, kSuccess;        // multiprocessors
+    case 16: return *value = 132, result(" cuDeviceGetAttribute ");  // multiprocessors
     case 75: return *value = 9, kSuccess;          // compute capability, major
     case 76: return *value = 0, kSuccess;          // minor
     case 97: return *value = 227 << 10, kSuccess;  // shared memory that a block may ask for
   }
   return kInvalidValue;
 }
-int cuDevicePrimaryCtxRetain(void** context, int) { return ++g_contexts, *context = &g_contexts, kSuccess; }
+int cuDevicePrimaryCtxRetain(void** context, int) {
+  if (result(" cuDevicePrimaryCtxRetain ")) return kLaunchFailed;
+  return ++g_contexts, *context = &g_contexts, kSuccess;
+}
 int cuDevicePrimaryCtxRelease(int) { return --g_contexts, kSuccess; }
-int cuCtxSetCurrent(void* context) { return context == &g_contexts ? kSuccess : kInvalidValue; }
-int cuStreamCreate(void** stream, unsigned) { return ++g_allocations, *stream = &g_recorded, kSuccess; }
-int cuStreamDestroy(void*) { return --g_allocations, kSuccess; }
+int cuCtxSetCurrent(void* context) {
+  return context == &g_contexts ? result(" cuCtxSetCurrent ") : kInvalidValue;
+}
+int cuStreamCreate(void** stream, unsigned) {
+  if (result(" cuStreamCreate ")) return kLaunchFailed;
+  return ++g_allocations, *stream = &g_recorded, kSuccess;
+}
+int cuStreamDestroy(void*) { return --g_allocations, result(" cuStreamDestroy "); }
 int cuEventCreate(void** event, unsigned flags) {
   constexpr unsigned kBlockingWithoutTiming = 3;
   if (flags != kBlockingWithoutTiming) return kInvalidValue;
+  if (result(" cuEventCreate ")) return kLaunchFailed;
   return ++g_allocations, *event = &g_recorded, kSuccess;
 }
-int cuEventDestroy(void*) { return --g_allocations, kSuccess; }
+int cuEventDestroy(void*) { return --g_allocations, result(" cuEventDestroy "); }
 int cuEventRecord(void*, void* stream) { return ++g_recorded, stream == &g_recorded ? kSuccess : kInvalidValue; }
 int cuEventSynchronize(void*) { return g_recorded > 0 ? kSuccess : kInvalidValue; }
 int cuMemGetInfo(size_t* free, size_t* total) { return *free = *total = kMemoryBytes, kSuccess; }
@@ -86,7 +100,7 @@ int cuMemcpy2DAsync(const Copy2D* copy, void*) {
   return kSuccess;
 }
 int cuModuleLoadData(void** module, const void*) { return ++g_allocations, *module = &g_recorded, kSuccess; }
-int cuModuleUnload(void*) { return --g_allocations, kSuccess; }
+int cuModuleUnload(void*) { return --g_allocations, result(" cuModuleUnload "); }
 int cuModuleGetFunction(void** function, void*, const char*) { return *function = &g_recorded, kSuccess; }
 int cuFuncSetAttribute(void*, int, int) { return kSuccess; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads, size_t shared_bytes) {
@@ -97,6 +111,7 @@ int cuLaunchKernel(void*, unsigned grid_x, unsigned, unsigned, unsigned, unsigne
   return g_last_grid = grid_x, kSuccess;
 }
 
+void stub_fail(const char* spaced_names) { g_failing = spaced_names; }
 unsigned stub_last_grid() { return g_last_grid; }
 int stub_num_left() { return g_allocations + g_contexts; }
 

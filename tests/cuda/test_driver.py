@@ -16,6 +16,7 @@ import pytest
 
 from service.errors import ConfigError, ExecutorError
 from service.executor.cuda.driver import CudaDriver
+from service.executor.cuda.kernels_driver import DriverModules
 from service.executor.cuda.launch import CudaOps, KernelLaunch, LoadedKernel
 from service.executor.cuda.memory import DeviceBuffer, PinnedBuffer
 from service.executor.op_library import OpLibrary
@@ -43,7 +44,17 @@ def run(environment: dict[str, str], *arguments: object) -> subprocess.Completed
 
 
 def test_buffers_copies_waits_and_launches_reach_the_driver(with_stub) -> None:
-    result = run(with_stub, "tests.cuda.test_driver")
+    result = run(with_stub, "tests.cuda.test_driver", "check_everything")
+    assert (0, "done\n", "") == (result.returncode, result.stdout, result.stderr)
+
+
+def test_a_device_that_cannot_be_opened_is_a_configuration_error_and_nothing_is_left(with_stub) -> None:
+    result = run(with_stub, "tests.cuda.test_driver", "check_failures_to_open")
+    assert (0, "done\n", "") == (result.returncode, result.stdout, result.stderr)
+
+
+def test_what_cannot_be_given_back_does_not_keep_the_rest(with_stub) -> None:
+    result = run(with_stub, "tests.cuda.test_driver", "check_failures_to_close")
     assert (0, "done\n", "") == (result.returncode, result.stdout, result.stderr)
 
 
@@ -90,6 +101,38 @@ def check_everything() -> None:
     assert 0 == stub.stub_num_left(), "buffers, stream, event and context are given back"
 
 
+def check_failures_to_open() -> None:
+    stub, ops = ctypes.CDLL("libcuda.so.1"), CudaOps(OpLibrary().functions)
+    for name in (
+        "cuDeviceGet",
+        "cuDeviceGetAttribute",
+        "cuDevicePrimaryCtxRetain",
+        "cuCtxSetCurrent",
+        "cuStreamCreate",
+        "cuEventCreate",
+    ):
+        failing = ctypes.create_string_buffer(f" {name} ".encode())
+        stub.stub_fail(failing)
+        message = rf"^device: cuda cannot be used: {name} failed: CUDA_ERROR_LAUNCH_FAILED \(719\)$"
+        with pytest.raises(ConfigError, match=message):
+            CudaDriver(ops)
+        assert 0 == stub.stub_num_left(), name
+
+
+def check_failures_to_close() -> None:
+    stub = ctypes.CDLL("libcuda.so.1")
+    failing = ctypes.create_string_buffer(b" cuEventDestroy cuStreamDestroy cuModuleUnload ")
+    device, modules = CudaDriver(CudaOps(OpLibrary().functions)), DriverModules()
+    modules.load(b"one")
+    modules.load(b"another")
+    stub.stub_fail(failing)
+    for each, name in ((modules, "cuModuleUnload"), (device, "cuStreamDestroy")):
+        with pytest.raises(ExecutorError, match=rf"{name} failed: .*719"):
+            each.close()
+        each.close()
+    assert 0 == stub.stub_num_left()
+
+
 def check_copies(device: CudaDriver) -> None:
     pinned, memory = PinnedBuffer(device, 400), DeviceBuffer(device, 400)
     ours, theirs = pinned.view((3, 4), np.int32), pinned.view((25,), np.int32, 100)
@@ -108,5 +151,7 @@ def check_copies(device: CudaDriver) -> None:
 
 
 if __name__ == "__main__":
-    check_everything()
+    {check.__name__: check for check in (check_everything, check_failures_to_open, check_failures_to_close)}[
+        sys.argv[1]
+    ]()
     print("done")

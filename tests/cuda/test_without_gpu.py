@@ -59,8 +59,8 @@ def test_the_driver_and_its_launch_function_are_asked_for_without_harm() -> None
 def test_every_driver_call_has_arguments_that_the_bindings_take() -> None:
     """They are converted before the driver is looked for, so that it is missing is the only complaint left."""
     device = object.__new__(CudaDriver)
-    device._device, device._context = driver.CUdevice(0), driver.CUcontext(1)
-    device._stream, device._event, device._is_open = driver.CUstream(7), driver.CUevent(3), True
+    device._context = driver.CUcontext(1)
+    device._stream, device._event = driver.CUstream(7), driver.CUevent(3)
     matrix = np.zeros((3, 4), np.int32)
     calls: list[Callable[[], object]] = [
         device.make_current,
@@ -76,7 +76,6 @@ def test_every_driver_call_has_arguments_that_the_bindings_take() -> None:
         lambda: device.copy_within(64, 128, 16),
         lambda: device.clear(64, 16),
         device.wait,
-        device.close,
     ]
     for call in calls:
         with pytest.raises(DynamicLibNotFoundError):

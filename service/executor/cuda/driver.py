@@ -5,6 +5,7 @@ Nothing here has run on a GPU yet.
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -26,17 +27,13 @@ class CudaDriver:
     def __init__(self, ops: CudaOps) -> None:
         """Raises ConfigError, naming what is missing, on a machine without a usable GPU."""
         require_cuda()
-        self._device = _call(driver.cuDeviceGet, 0)
-        self._context = _call(driver.cuDevicePrimaryCtxRetain, self._device)
-        self._is_open = True
-        self.make_current()
-        self._stream = _call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        # `wait` sleeps: spinning would keep a processor busy that the front side needs.
-        flags = driver.CUevent_flags
-        self._event = _call(driver.cuEventCreate, flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC)
-        attribute = driver.CUdevice_attribute
-        self.num_sms = int(_call(driver.cuDeviceGetAttribute, attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0))
         self.launch_address = ops.driver_launch()
+        with ExitStack() as undo:
+            try:
+                self._open(undo)
+            except ExecutorError as error:
+                raise ConfigError(f"device: cuda cannot be used: {error}") from error
+            self._owned = undo.pop_all()
 
     @property
     def stream(self) -> int:
@@ -129,12 +126,23 @@ class CudaDriver:
         _call(driver.cuEventSynchronize, self._event)
 
     def close(self) -> None:
-        """Release stream and context. Idempotent."""
-        if self._is_open:
-            self._is_open = False
-            _call(driver.cuEventDestroy, self._event)
-            _call(driver.cuStreamDestroy, self._stream)
-            _call(driver.cuDevicePrimaryCtxRelease, self._device)
+        """Release event, stream and context, whatever fails. Idempotent. Raises ExecutorError."""
+        self._owned.close()
+
+    def _open(self, undo: ExitStack) -> None:
+        """Retain the context and make what is used in it; `undo` gets what gives each back."""
+        device = _call(driver.cuDeviceGet, 0)
+        attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        self.num_sms = int(_call(driver.cuDeviceGetAttribute, attribute, device))
+        self._context = _call(driver.cuDevicePrimaryCtxRetain, device)
+        undo.callback(_call, driver.cuDevicePrimaryCtxRelease, device)
+        self.make_current()
+        self._stream = _call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        undo.callback(_call, driver.cuStreamDestroy, self._stream)
+        # `wait` sleeps: spinning would keep a processor busy that the front side needs.
+        flags = driver.CUevent_flags
+        self._event = _call(driver.cuEventCreate, flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC)
+        undo.callback(_call, driver.cuEventDestroy, self._event)
 
 
 def _call(function: Any, *arguments: object) -> Any:

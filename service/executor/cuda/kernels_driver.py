@@ -4,6 +4,7 @@ The caller has made a context current: ONNX Runtime's, which is the device's pri
 """
 
 import ctypes
+from contextlib import ExitStack
 from typing import Any, Final
 
 from cuda.bindings import driver
@@ -32,7 +33,7 @@ class DriverModules:
         require_driver()
         _call(driver.cuInit, 0)
         self._device = _call(driver.cuDeviceGet, ordinal)
-        self._modules: list[driver.CUmodule] = []
+        self._modules = ExitStack()
 
     @property
     def architecture(self) -> str:
@@ -50,7 +51,7 @@ class DriverModules:
     def load(self, cubin: bytes) -> int:
         """A module's handle."""
         module = _call(driver.cuModuleLoadData, cubin)
-        self._modules.append(module)
+        self._modules.callback(_call, driver.cuModuleUnload, module)
         return int(module)
 
     def function(self, module: int, name: str) -> int:
@@ -63,9 +64,8 @@ class DriverModules:
         _call(driver.cuFuncSetAttribute, driver.CUfunction(function), attribute, num_bytes)
 
     def close(self) -> None:
-        """Unload every module. Idempotent."""
-        while self._modules:
-            _call(driver.cuModuleUnload, self._modules.pop())
+        """Unload every module, whatever fails. Idempotent. Raises ExecutorError."""
+        self._modules.close()
 
     def _attribute(self, attribute: driver.CUdevice_attribute) -> int:
         return int(_call(driver.cuDeviceGetAttribute, attribute, self._device))
