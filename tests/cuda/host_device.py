@@ -2,7 +2,7 @@
 
 What is enqueued happens when somebody waits: whoever changes a staged array too soon, or looks at a result too early,
 sees it. Every buffer is an allocation of its own. `capacity_bytes` bounds what is allocated; `events` names what
-reached the device, in order.
+reached the device, in order. Calls named in `broken` fail, as does allocation number `refused_allocation`, from 0.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from service.errors import ConfigError
+from service.errors import ConfigError, ExecutorError
 from service.executor.cuda.device import Provider
 from service.executor.cuda.launch import LoadedKernel
 
@@ -24,16 +24,20 @@ class HostDevice:
     def __init__(self, launch_address: int, capacity_bytes: int = 64 << 20) -> None:
         self.launch_address = launch_address
         self.events: list[str] = []
+        self.broken: set[str] = set()
+        self.refused_allocation: int | None = None
+        self.num_allocations = 0
         self.is_closed = False
         self.is_running = False  # what was enqueued
         self._queue: deque[Callable[[], None]] = deque()
         self._capacity_bytes = capacity_bytes
         self._arrays: dict[int, np.ndarray] = {}
-        self._num_pinned = 0
+        self.num_pinned = 0
 
     def enqueue(self, event: str, action: Callable[[], None]) -> None:
         """Let `action` happen after all that was enqueued before."""
         assert not self.is_closed
+        self._fail_if_broken(event)
         self.events.append(event)
         self._queue.append(action)
 
@@ -49,6 +53,7 @@ class HostDevice:
 
     def wait(self) -> None:
         self.events.append("wait")
+        self._fail_if_broken("wait")
         self.drain()
 
     def providers(self, *, captures: bool) -> Sequence[Provider]:
@@ -58,6 +63,7 @@ class HostDevice:
         assert not self.is_closed
 
     def allocate(self, num_bytes: int) -> int:
+        self._count_allocation(num_bytes)
         if num_bytes > self.free_bytes():
             raise ConfigError(f"{num_bytes:,} bytes of memory are not free")
         # Not a number anywhere, in halves and in floats: what is read before it was written shows.
@@ -68,21 +74,27 @@ class HostDevice:
         return array.ctypes.data
 
     def free(self, address: int) -> None:
+        self._fail_if_broken("free")
         self.drain()  # cuMemFree waits, too
         self._arrays.pop(address)[:] = 0xFF
 
     def allocate_pinned(self, num_bytes: int) -> np.ndarray:
-        self._num_pinned += 1
+        self._count_allocation(num_bytes)
+        self.num_pinned += 1
         return np.zeros(num_bytes, np.uint8)
 
     def free_pinned(self, array: np.ndarray) -> None:
         assert not self._queue, "pinned memory was freed while the device may use it"
-        self._num_pinned -= 1
+        self.num_pinned -= 1
 
     @property
     def num_buffers(self) -> int:
         """Buffers that nobody has freed, pinned ones included."""
-        return len(self._arrays) + self._num_pinned
+        return len(self._arrays) + self.num_pinned
+
+    def lose_everything(self) -> None:
+        """Forget what a fault kept from being freed, as the end of a process does."""
+        self._arrays.clear()
 
     def free_bytes(self) -> int:
         return self._capacity_bytes - sum(len(array) for array in self._arrays.values())
@@ -121,6 +133,15 @@ class HostDevice:
         array = self._arrays[start][address - start :][:num_bytes]
         assert len(array) == num_bytes, "beyond the end of a buffer"
         return array
+
+    def _count_allocation(self, num_bytes: int) -> None:
+        self.num_allocations += 1
+        if self.num_allocations - 1 == self.refused_allocation:
+            raise ConfigError(f"{num_bytes:,} bytes of memory are not free")
+
+    def _fail_if_broken(self, call: str) -> None:
+        if call in self.broken:
+            raise ExecutorError(f"{call} failed: CUDA error 700")
 
     def _write(self, address: int, source: np.ndarray) -> None:
         self.bytes_at(address, source.nbytes)[:] = source.reshape(-1).view(np.uint8)

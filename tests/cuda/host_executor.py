@@ -59,10 +59,10 @@ class HostExecutor:
     kernels: Any  # with `gate`, `kernels`, `errors` and `take_log`
 
     @classmethod
-    def create(cls, config: ExecutorConfig, kernels: Any, capacity_bytes: int = 64 << 20) -> "HostExecutor":
+    def create(cls, config: ExecutorConfig, kernels: Any, device: HostDevice | None = None) -> "HostExecutor":
         manifest = Manifest.load(config.model_dir)
         library = OpLibrary()
-        device = HostDevice(kernels.gate.address, capacity_bytes)
+        device = device or HostDevice(kernels.gate.address)
         kernels.gate.device = device
         session = GraphSession(
             OrtSession.load(config.model_dir, manifest.model, library.path, device, captures=True), device

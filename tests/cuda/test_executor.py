@@ -9,7 +9,10 @@ from service.core.batch_state import BatchState
 from service.core.plan import StepPlan
 from service.core.types import Request, SamplingParams
 from service.errors import ConfigError, ExecutorError
+from service.executor.cuda.memory import DeviceKv
+from service.executor.kv_layout import KvDtype, KvLayout
 from tests.cuda.conftest import CONFIG, HEAD_DIM
+from tests.cuda.host_device import HostDevice
 from tests.cuda.host_executor import HostExecutor
 from tests.cuda.numpy_kernels import NumpyKernels
 from tests.stepping import run_requests
@@ -208,8 +211,42 @@ def test_the_kv_buffer_takes_its_share_of_what_measured_steps_leave(host_executo
     assert 0 <= left_bytes - kv_bytes <= 2 * kv_bytes // made.executor.limits.num_blocks
 
 
-def test_buffers_are_freed_when_the_device_is_too_small(tiny_float16) -> None:
+def test_a_device_with_too_little_memory_is_refused(tiny_float16) -> None:
     kernels = NumpyKernels(HEAD_DIM, 16)
     config = replace(CONFIG, model_dir=tiny_float16, kv_memory="1MiB")
     with pytest.raises(ConfigError, match=r"kv_memory: '1MiB' is more than the|are not free"):
-        HostExecutor.create(config, kernels, capacity_bytes=1 << 20)
+        HostExecutor.create(config, kernels, HostDevice(kernels.gate.address, capacity_bytes=1 << 20))
+
+
+def test_no_buffer_is_left_whichever_allocation_fails(tiny_float16, host_executor) -> None:
+    """Of the 17 of an executor: four of each kind of step, two of the runner, three to sample, two KV buffers."""
+    kernels = NumpyKernels(HEAD_DIM, 16)
+    num_allocations = host_executor().device.num_allocations
+    assert 2 * 4 + 2 + 3 + 2 * 2 == num_allocations
+    for place in range(num_allocations):
+        device = HostDevice(kernels.gate.address)
+        device.refused_allocation = place
+        with pytest.raises(ConfigError, match="bytes of memory are not free"):
+            HostExecutor.create(replace(CONFIG, model_dir=tiny_float16), kernels, device)
+        assert (place, 0) == (place, device.num_buffers)
+
+
+def test_a_kv_buffer_that_cannot_be_cleared_is_freed() -> None:
+    device = HostDevice(launch_address=0)
+    device.broken = {"clear"}
+    with pytest.raises(ExecutorError, match="clear failed"):
+        DeviceKv(device, KvLayout(KvDtype.FLOAT16, 2, 4, 2, 16, HEAD_DIM))
+    assert 0 == device.num_buffers
+
+
+def test_closing_after_a_fault_closes_everything_and_tells_it(host_executor) -> None:
+    """As a GPU does it, which after a fault refuses every call."""
+    made = host_executor()
+    made.device.wait()
+    num_on_device = made.device.num_buffers - made.device.num_pinned
+    made.device.broken = {"free"}
+    with pytest.raises(ExecutorError, match="free failed"):
+        made.executor.close()
+    assert (0, num_on_device) == (made.device.num_pinned, made.device.num_buffers)
+    assert (True, True) == (made.session.is_closed, made.device.is_closed)
+    made.device.lose_everything()

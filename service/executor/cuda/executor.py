@@ -121,15 +121,19 @@ class CudaExecutor:
         return CudaStepHandle(self, job)
 
     def close(self) -> None:
-        """Free sessions, buffers and the device. Idempotent."""
+        """Free sessions, buffers and the device, all of them whatever fails. Idempotent.
+
+        Raises ExecutorError when something cannot be freed, as after a fault: then nothing on the device can.
+        """
         if self._is_closed:
             return
         self._is_closed = True
-        self._device.make_current()
-        self._owned.close()
-        self._session.close()
-        self._release_kernels()
-        self._device.close()
+        with ExitStack() as owned:
+            owned.callback(self._device.close)
+            owned.callback(self._release_kernels)
+            owned.callback(self._session.close)
+            owned.callback(self._owned.close)
+            self._device.make_current()
 
     def _finish(self, job: SamplingJob) -> StepResult:
         try:

@@ -1,7 +1,7 @@
 """Buffers on the device and pinned ones on the host, each with one owner, and how much of the device the KV gets."""
 
 import math
-from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,9 @@ class DeviceBuffer:
 
     def close(self) -> None:
         """Free it. Idempotent."""
-        if self.address:
-            self._device.free(self.address)
-            self.address = 0
+        address, self.address = self.address, 0
+        if address:
+            self._device.free(address)
 
 
 class PinnedBuffer:
@@ -44,8 +44,8 @@ class PinnedBuffer:
     def close(self) -> None:
         """Free it. Idempotent."""
         if self._is_open:
-            self._device.free_pinned(self._bytes)
             self._is_open = False
+            self._device.free_pinned(self._bytes)
 
 
 class DeviceKv:
@@ -55,19 +55,16 @@ class DeviceKv:
         """Raises ConfigError when the device has not so much memory."""
         self._device = device
         self.layout = layout
-        self._buffers: list[DeviceBuffer] = []
-        try:
-            for _ in range(layout.num_layers):
-                self._buffers.append(DeviceBuffer(device, layout.layer_bytes))
-                device.clear(self._buffers[-1].address, layout.layer_bytes)
-        except ConfigError as error:
-            self.close()
-            raise ConfigError(f"kv_memory: the device refuses {layout.total_bytes:,} bytes: {error}") from error
-
-    @property
-    def addresses(self) -> list[int]:
-        """Where each layer begins."""
-        return [buffer.address for buffer in self._buffers]
+        self.addresses: list[int] = []  # where each layer begins
+        with ExitStack() as undo:
+            try:
+                for _ in range(layout.num_layers):
+                    buffer = undo.enter_context(closing(DeviceBuffer(device, layout.layer_bytes)))
+                    self.addresses.append(buffer.address)
+                    device.clear(buffer.address, layout.layer_bytes)
+            except ConfigError as error:
+                raise ConfigError(f"kv_memory: the device refuses {layout.total_bytes:,} bytes: {error}") from error
+            self._owned = undo.pop_all()
 
     def copy_blocks(self, block_copies: Int32Array) -> None:
         """Copy blocks in every layer: int32[num_copies, 2], source and target; no target is a source too."""
@@ -78,11 +75,4 @@ class DeviceKv:
 
     def close(self) -> None:
         """Free it. Idempotent."""
-        close_all(self._buffers)
-        self._buffers = []
-
-
-def close_all(buffers: Sequence[DeviceBuffer | PinnedBuffer]) -> None:
-    """Close every one."""
-    for buffer in buffers:
-        buffer.close()
+        self._owned.close()

@@ -1,6 +1,7 @@
 """Samples a step's rows on the device; rows that ask for more than its kernel is given here once more on the host."""
 
 import ctypes
+from contextlib import ExitStack, closing
 from typing import Final
 
 import numpy as np
@@ -11,7 +12,7 @@ from service.core.types import Float32Array, Int32Array, StepResult
 from service.executor.buffers import aligned_zeros
 from service.executor.cuda.device import Device
 from service.executor.cuda.launch import Argument, KernelLaunch, LoadedKernel
-from service.executor.cuda.memory import DeviceBuffer, PinnedBuffer, close_all
+from service.executor.cuda.memory import DeviceBuffer, PinnedBuffer
 from service.executor.cuda.step_buffers import StepBuffers
 from service.executor.sample_rows import SampleRowsSession
 from service.executor.sampler import RowParams, Sampler, SamplingJob
@@ -39,9 +40,13 @@ class DeviceSampler:
         self._logits = logits
         self._host = host
         max_rows, self._vocab_size = shape
-        self._tokens = DeviceBuffer(device, 4 * max_rows)
-        self._pinned_tokens = PinnedBuffer(device, 4 * max_rows)
-        self._pinned_logits = PinnedBuffer(device, _LOGIT_BYTES * max_rows * self._vocab_size)
+        with ExitStack() as undo:
+            # The device's last, to be freed first: that waits for what is in flight, which may still write the others.
+            self._pinned_tokens = undo.enter_context(closing(PinnedBuffer(device, 4 * max_rows)))
+            logits_bytes = _LOGIT_BYTES * max_rows * self._vocab_size
+            self._pinned_logits = undo.enter_context(closing(PinnedBuffer(device, logits_bytes)))
+            self._tokens = undo.enter_context(closing(DeviceBuffer(device, 4 * max_rows)))
+            self._owned = undo.pop_all()
         self._launches: dict[int, KernelLaunch] = {}  # by the buffers that hold the parameters
 
     def enqueue(self, job: SamplingJob, params: RowParams, buffers: StepBuffers) -> None:
@@ -77,7 +82,7 @@ class DeviceSampler:
 
     def close(self) -> None:
         """Free the memory. Idempotent."""
-        close_all((self._tokens, self._pinned_tokens, self._pinned_logits))
+        self._owned.close()
 
     def _host_tokens(self, num_rows: int) -> Int32Array:
         return self._pinned_tokens.view((num_rows,), np.int32)

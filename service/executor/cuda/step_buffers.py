@@ -5,6 +5,7 @@ rows of the block table follow in a second, as wide as the longest sequence need
 """
 
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from service.executor.api import ExecutorLimits
 from service.executor.cuda.attention_plan import AttentionPlanner, PlanCounts, PlanLayout, PlanLimits, PlanSections
 from service.executor.cuda.device import Device
-from service.executor.cuda.memory import DeviceBuffer, PinnedBuffer, close_all
+from service.executor.cuda.memory import DeviceBuffer, PinnedBuffer
 from service.executor.sampler import RowParams
 from service.executor.step_inputs import StepInputs
 
@@ -58,10 +59,14 @@ class StepBuffers:
         sizes |= {name: (max_rows, dtype) for name, dtype in _PARAMS.items()}
         sizes |= {"plan": (layout.size, np.int32)}
         self._offsets, num_bytes = _place(sizes)
-        self._staged = PinnedBuffer(device, num_bytes)
-        self._staged_table = PinnedBuffer(device, 4 * max_rows * self._max_blocks)
-        self._memory = DeviceBuffer(device, num_bytes)
-        self._table = DeviceBuffer(device, 4 * max_rows * self._max_blocks)
+        table_bytes = 4 * max_rows * self._max_blocks
+        with ExitStack() as undo:
+            # The device's last, to be freed first: that waits for what is in flight, which may still read the others.
+            self._staged = undo.enter_context(closing(PinnedBuffer(device, num_bytes)))
+            self._staged_table = undo.enter_context(closing(PinnedBuffer(device, table_bytes)))
+            self._memory = undo.enter_context(closing(DeviceBuffer(device, num_bytes)))
+            self._table = undo.enter_context(closing(DeviceBuffer(device, table_bytes)))
+            self._owned = undo.pop_all()
         self._all: npt.NDArray[Any] = self._staged.view((num_bytes,), np.uint8)
         self._arrays = {
             name: self._staged.view((length,), dtype, self._offsets[name]) for name, (length, dtype) in sizes.items()
@@ -114,8 +119,7 @@ class StepBuffers:
 
     def close(self) -> None:
         """Free both sides. Idempotent."""
-        # The device's first: freeing it waits for what is in flight, which may still read the others.
-        close_all((self._memory, self._table, self._staged, self._staged_table))
+        self._owned.close()
 
 
 def _place(sizes: Mapping[str, tuple[int, npt.DTypeLike]]) -> tuple[dict[str, int], int]:
