@@ -53,12 +53,18 @@ def cpu_executor(tiny_float16: Path) -> Iterator[OrtExecutor]:
 
 @pytest.fixture
 def host_executor(tiny_float16: Path) -> Iterator[Callable[..., HostExecutor]]:
-    """Makes CUDA executors on numpy kernels; keywords are fields of ExecutorConfig. All are closed in the end."""
+    """Makes CUDA executors on numpy kernels; keywords are fields of ExecutorConfig. All are closed in the end.
+
+    `of_session` are attributes of the GraphSession, set before the executor is made.
+    """
     made: list[HostExecutor] = []
 
-    def make(kernels: NumpyKernels | None = None, **changes: object) -> HostExecutor:
+    def make(
+        kernels: NumpyKernels | None = None, *, of_session: dict[str, object] | None = None, **changes: object
+    ) -> HostExecutor:
         config = replace(CONFIG, model_dir=tiny_float16, **changes)
-        made.append(HostExecutor.create(config, kernels or NumpyKernels(HEAD_DIM, config.block_size)))
+        kernels = kernels or NumpyKernels(HEAD_DIM, config.block_size)
+        made.append(HostExecutor.create(config, kernels, **(of_session or {})))
         return made[-1]
 
     yield make

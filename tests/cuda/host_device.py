@@ -27,6 +27,7 @@ class HostDevice:
         self.broken: set[str] = set()
         self.refused_allocation: int | None = None
         self.num_allocations = 0
+        self.num_hidden_bytes = 0  # taken by others than `allocate`
         self.is_closed = False
         self.is_running = False  # what was enqueued
         self._queue: deque[Callable[[], None]] = deque()
@@ -97,7 +98,7 @@ class HostDevice:
         self._arrays.clear()
 
     def free_bytes(self) -> int:
-        return self._capacity_bytes - sum(len(array) for array in self._arrays.values())
+        return self._capacity_bytes - self.num_hidden_bytes - sum(len(array) for array in self._arrays.values())
 
     def blocks_per_sm(self, kernel: LoadedKernel) -> int:
         return 3

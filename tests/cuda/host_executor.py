@@ -16,7 +16,8 @@ class GraphSession:
     """A session that treats graph ids as ONNX Runtime's CUDA provider does, on any provider.
 
     The first run of an id computes three times and keeps its binding; later ones are enqueued and compute with that
-    binding, whatever they were given. Runs are logged as ids. Ids in `broken_captures` fail.
+    binding, whatever they were given. Runs are logged as ids. Ids in `broken_captures` fail. A graph takes
+    `graph_bytes` of the device.
     """
 
     def __init__(self, session: OrtSession, device: HostDevice) -> None:
@@ -26,6 +27,7 @@ class GraphSession:
         self.run_ids: list[int] = []
         self.captured: dict[int, OrtBinding] = {}
         self.broken_captures: set[int] = set()
+        self.graph_bytes = 0
         self.is_closed = False
 
     def new_binding(self) -> OrtBinding:
@@ -43,6 +45,7 @@ class GraphSession:
         self._device.drain()
         if graph_id != EAGER:
             self.captured[graph_id] = binding
+            self._device.num_hidden_bytes += self.graph_bytes
 
     def close(self) -> None:
         self.is_closed = True
@@ -59,7 +62,9 @@ class HostExecutor:
     kernels: Any  # with `gate`, `kernels`, `errors` and `take_log`
 
     @classmethod
-    def create(cls, config: ExecutorConfig, kernels: Any, device: HostDevice | None = None) -> "HostExecutor":
+    def create(
+        cls, config: ExecutorConfig, kernels: Any, device: HostDevice | None = None, **of_session: object
+    ) -> "HostExecutor":
         manifest = Manifest.load(config.model_dir)
         library = OpLibrary()
         device = device or HostDevice(kernels.gate.address)
@@ -67,5 +72,7 @@ class HostExecutor:
         session = GraphSession(
             OrtSession.load(config.model_dir, manifest.model, library.path, device, captures=True), device
         )
+        for name, value in of_session.items():
+            setattr(session, name, value)
         executor = CudaExecutor(config, manifest, CudaParts(device, session, kernels.kernels, library, kernels.close))
         return cls(executor, device, session, kernels)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from service.core.types import SamplingParams
 from service.errors import ConfigError, ExecutorError
@@ -90,6 +91,25 @@ def test_a_bucket_that_cannot_be_captured_runs_in_the_next_one_or_eagerly(host_e
     assert [tokens.tolist() for tokens in expected] == [tokens.tolist() for tokens in found]
     assert [2, EAGER, 3] == other.session.run_ids[-3:]
     assert [3] == run_ids(other, 5, 6)
+
+
+def test_only_what_was_captured_is_logged_and_what_failed_is_not_tried_again(host_executor) -> None:
+    """Id 1 is the largest bucket, 4, when measuring; id 3 the bucket of 2 and 4 that of 1 at the start."""
+    with capture_logs() as logs:
+        made = host_executor(capture_buckets=BUCKETS, of_session={"broken_captures": {1, 4}})
+        made.executor.warm_up()
+    assert [1, 2, 3, 4] == [each for each in made.session.run_ids if each != EAGER]
+    assert [4, 1] == [each["bucket"] for each in logs if each["event"] == "cuda.capture_failed"]
+    captured = [each for each in logs if each["event"] == "cuda.captured"]
+    assert [(2, 1, 2)] == [(each["bucket"], each["num_captured"], each["num_buckets"]) for each in captured]
+    assert [[3], [EAGER]] == [run_ids(made, *lens) for lens in ((5, 6), (1, 2, 3))]
+
+
+def test_memory_is_kept_for_the_graphs_that_can_be_captured(host_executor) -> None:
+    """Two buckets of three are left, each of whose graphs takes 1,000 bytes."""
+    with capture_logs() as logs:
+        host_executor(capture_buckets=BUCKETS, of_session={"broken_captures": {1}, "graph_bytes": 1000})
+    assert [2000] == [each["reserved_bytes"] for each in logs if each["event"] == "cuda.memory"]
 
 
 def test_a_replay_that_fails_is_a_failed_step(host_executor) -> None:

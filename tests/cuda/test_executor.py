@@ -195,6 +195,21 @@ def test_a_failed_launch_is_an_executor_error_and_the_next_step_runs(host_execut
     assert good.tolist() == made.executor.dispatch(plan, batch).wait().token_ids.tolist()
 
 
+@pytest.mark.parametrize("broken", [{"launch"}, {"launch", "wait"}], ids=["launch", "launch and wait"])
+def test_a_step_whose_sampling_cannot_be_launched_is_over_when_that_is_told(host_executor, broken: set[str]) -> None:
+    """The replay before it was enqueued, and reads what the next step will overwrite."""
+    made = host_executor()
+    made.executor.warm_up()
+    plan, batch = decode_plan(made, [70, 5])
+    made.device.events.clear()
+    made.device.broken = broken
+    with pytest.raises(ExecutorError, match="a kernel cannot be launched: CUDA error 719"):
+        made.executor.dispatch(plan, batch)
+    assert ["copy_in", "copy_in_rows", "replay", "wait"] == made.device.events
+    made.device.broken = set()
+    assert 2 == len(made.executor.dispatch(plan, batch).wait().token_ids)
+
+
 def test_warm_up_leaves_the_kv_buffer_as_it_was(host_executor) -> None:
     made = host_executor()
     made.executor.warm_up()

@@ -45,14 +45,13 @@ class BucketGraphs:
 
     def __init__(self, buckets: tuple[int, ...], mode: Capture) -> None:
         """`buckets` ascend."""
-        self.buckets = buckets if mode != "off" else ()
+        self.buckets = buckets if mode != "off" else ()  # those that can be captured, as far as is known
         self._ids = itertools.count(1)
         self._id_of: dict[int, int] = {}
-        self._broken: set[int] = set()
 
     def bucket_for(self, num_rows: int) -> int | None:
         """The smallest bucket that holds `num_rows` and can be captured; None: run it eagerly, unpadded."""
-        return next((bucket for bucket in self.buckets if bucket >= num_rows and bucket not in self._broken), None)
+        return next((bucket for bucket in self.buckets if bucket >= num_rows), None)
 
     def id_of(self, bucket: int) -> tuple[int, bool]:
         """The graph id to run `bucket` with, and whether it is new: then its first run captures."""
@@ -63,7 +62,7 @@ class BucketGraphs:
 
     def give_up(self, bucket: int) -> None:
         """Never run `bucket` again: its capture failed."""
-        self._broken.add(bucket)
+        self.buckets = tuple(each for each in self.buckets if each != bucket)
         self._id_of.pop(bucket, None)
 
     def forget(self) -> None:

@@ -9,9 +9,8 @@ Left out so far: the host's work on a step while the device runs the one before,
 """
 
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Final
 
 import structlog
@@ -98,7 +97,7 @@ class CudaExecutor:
         self._device.make_current()
         self._run_largest_steps(self.limits)
         if self._capture == "eager":
-            self._runner.capture_all(self._graphs.buckets[::-1])
+            self._runner.capture_all()
         self._device.wait()
 
     def dispatch(self, plan: StepPlan, batch: BatchState) -> "CudaStepHandle":
@@ -108,6 +107,17 @@ class CudaExecutor:
         if self._is_busy:
             raise ExecutorError("a step was dispatched while another is in flight")
         self._device.make_current()
+        try:
+            job = self._enqueue(plan, batch)
+        except Exception:
+            # Copies that were enqueued may still read pinned memory, which the next step overwrites.
+            with suppress(ExecutorError):  # a device that cannot be waited for reads no more; the first error is told
+                self._device.wait()
+            raise
+        self._is_busy = True
+        return CudaStepHandle(self, job)
+
+    def _enqueue(self, plan: StepPlan, batch: BatchState) -> SamplingJob:
         if len(plan.block_copies):
             self._kv.copy_blocks(plan.block_copies)
         inputs = self._inputs.fill(plan, batch)
@@ -117,8 +127,7 @@ class CudaExecutor:
         self._runner.run(inputs, params, is_decode=plan.is_decode_only)
         buffers = self._runner.decode if plan.is_decode_only else self._runner.mixed
         self._device_sampler.enqueue(job, params, buffers)
-        self._is_busy = True
-        return CudaStepHandle(self, job)
+        return job
 
     def close(self) -> None:
         """Free sessions, buffers and the device, all of them whatever fails. Idempotent.
@@ -145,23 +154,28 @@ class CudaExecutor:
     def _measure(self, limits: ExecutorLimits, probe: KvLayout) -> int:
         """Bytes to keep free for what the engine thread will still take; leaves the arena as large as steps need it.
 
-        The largest steps are run on a KV buffer of two blocks, and the largest bucket is captured. What a first run and
-        a capture take is taken again: the first by the engine thread, whose handles are its own, the second by each
-        bucket.
+        The largest steps are run on a KV buffer of two blocks, and the largest bucket is captured that can be. What a
+        first run and a capture take is taken again: the first by the engine thread, whose handles are its own, the
+        second by each bucket.
         """
-        device, graphs = self._device, self._graphs
+        device = self._device
         with closing(DeviceKv(device, probe)) as kv:
             self._runner.bind_kv(kv)
-            free = [device.free_bytes()]
+            free_bytes = device.free_bytes()
             self._runner.run_decode_eagerly(null_decode_step(1))
-            free.append(device.free_bytes())
+            first_run_bytes = max(0, free_bytes - device.free_bytes())
             self._run_largest_steps(limits)
-            free.append(device.free_bytes())
-            self._runner.capture_all(graphs.buckets[-1:])
-            free.append(device.free_bytes())
+            graph_bytes = self._measure_graph()
             device.wait()
-        first_run, _, graph = (max(0, before - after) for before, after in pairwise(free))
-        return first_run + graph * len(graphs.buckets)
+        return first_run_bytes + graph_bytes * len(self._graphs.buckets)
+
+    def _measure_graph(self) -> int:
+        """Bytes that the graph of the largest bucket takes that can be captured; 0: none can, or none is wanted."""
+        for bucket in self._graphs.buckets[::-1]:
+            free_bytes = self._device.free_bytes()
+            if self._runner.capture(bucket):
+                return max(0, free_bytes - self._device.free_bytes())
+        return 0
 
     def _run_largest_steps(self, limits: ExecutorLimits) -> None:
         self._runner.run(null_chunks(limits), self._sampler.params.prefix(0), is_decode=False)

@@ -1,7 +1,6 @@
 """Runs staged steps: which tensors, which plan, which CUDA graph. No scheduling, no sampling."""
 
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Final
@@ -97,26 +96,34 @@ class StepRunner:
         self.decode.stage(inputs, NO_PARAMS, len(inputs.context_lens))
         self._run_decode(None, len(inputs.context_lens))
 
-    def capture_all(self, buckets: Sequence[int]) -> None:
-        """Capture each bucket's graph on a step of the null block. Logs progress.
-
-        A bucket that cannot be captured is given up with a warning: its steps run eagerly.
-        """
-        for place, bucket in enumerate(buckets):
+    def capture_all(self) -> None:
+        """Capture the graphs of all buckets that are not given up, largest first. Logs progress."""
+        buckets, num_captured = self._parts.graphs.buckets[::-1], 0
+        for bucket in buckets:
             started = time.perf_counter()
-            self.decode.stage(null_decode_step(bucket), NO_PARAMS, bucket)
-            self._run_decode(bucket, bucket)
+            if not self.capture(bucket):
+                continue
+            num_captured += 1
             took_s = round(time.perf_counter() - started, 3)
-            log.info("cuda.captured", bucket=bucket, num_captured=place + 1, num_buckets=len(buckets), took_s=took_s)
+            log.info("cuda.captured", bucket=bucket, num_captured=num_captured, num_buckets=len(buckets), took_s=took_s)
 
-    def _run_decode(self, bucket: int | None, num_rows: int) -> None:
+    def capture(self, bucket: int) -> bool:
+        """Capture the graph of `bucket`, which has none, on a step of the null block; yields whether it has one now.
+
+        A bucket that cannot be captured is given up with a warning: its steps run in a larger one, or eagerly.
+        """
+        self.decode.stage(null_decode_step(bucket), NO_PARAMS, bucket)
+        return self._run_decode(bucket, bucket)
+
+    def _run_decode(self, bucket: int | None, num_rows: int) -> bool:
+        """Run what is staged; yields whether that captured a graph."""
         parts = self._parts
         num_seqs = bucket or num_rows
         parts.ops.use(self._decode_step)
         sizes = (num_seqs, num_seqs, num_seqs)
         if bucket is None:
             self._run_unpadded(self.decode, sizes)
-            return
+            return False
         binding = self._bindings.get(bucket)
         if binding is None:
             binding = self._new_binding(bucket)
@@ -130,6 +137,8 @@ class StepRunner:
             log.warning("cuda.capture_failed", bucket=bucket, error=str(error))
             parts.graphs.give_up(bucket)
             parts.session.run(binding, EAGER)
+            return False
+        return is_new
 
     def _run_mixed(self, inputs: StepInputs, counts: PlanCounts) -> None:
         step = self._mixed_step
