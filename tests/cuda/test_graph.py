@@ -1,5 +1,6 @@
 """The graph that a GPU runs: float16 between tokens and logits, whatever was exported around it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -63,3 +64,47 @@ def test_what_is_no_graph_of_this_model_is_refused(tiny_float16, tmp_path) -> No
     onnx.save(model, bad)
     with pytest.raises(ModelFolderError, match="has 1 KV inputs, the manifest says 2 layers"):
         cuda_graph(bad, info, "chairlift")
+
+
+def changed(path: Path, folder: Path, change: Callable[[onnx.GraphProto], None]) -> Path:
+    model = onnx.load(path, load_external_data=False)
+    change(model.graph)
+    onnx.save(model, folder / path.name)
+    return folder / path.name
+
+
+def first_cast(graph: onnx.GraphProto) -> onnx.NodeProto:
+    return next(node for node in graph.node if node.op_type == "Cast")
+
+
+def cast_to_double(graph: onnx.GraphProto) -> None:
+    first_cast(graph).attribute[0].i = TensorProto.DOUBLE
+
+
+def cast_tokens(graph: onnx.GraphProto) -> None:
+    first_cast(graph).input[0] = "token_ids"
+
+
+def cast_what_has_no_type(graph: onnx.GraphProto) -> None:
+    first_cast(graph).input[0] = "nowhere"
+
+
+def drop_attention(graph: onnx.GraphProto) -> None:
+    kept = [node for node in graph.node if node.op_type != "PagedAttention"]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (cast_to_double, "from FLOAT16 to DOUBLE: only FLOAT16 to FLOAT runs on cuda"),
+        (cast_tokens, "casts 'token_ids' from INT32 to FLOAT"),
+        (cast_what_has_no_type, "casts 'nowhere' from UNDEFINED to FLOAT"),
+        (drop_attention, "has 0 PagedAttention nodes, the manifest says 2 layers"),
+    ],
+)
+def test_graphs_that_would_change_their_meaning_are_refused(tiny_float16, tmp_path, change, message: str) -> None:
+    path = changed(tiny_float16 / PREFILL_NAME, tmp_path, change)
+    with pytest.raises(ModelFolderError, match=f"{PREFILL_NAME}: .*{message}"):
+        cuda_graph(path, Manifest.load(tiny_float16).model, "chairlift")

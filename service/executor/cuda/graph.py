@@ -43,10 +43,17 @@ def cuda_graph(path: Path, info: ModelInfo, op_domain: str) -> CudaGraph:
         raise ModelFolderError(f"{path}: has {len(kv_inputs)} KV inputs, the manifest says {info.num_layers} layers")
     for value in (*kv_inputs, *graph.output):
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    try:
+        _drop_widening(graph)
+    except ModelFolderError as error:
+        raise ModelFolderError(f"{path}: {error}") from error
     del graph.value_info[:]  # says float32
-    _drop_widening(graph)
     _narrow_constants(graph)
     windows = [_adopt(node, op_domain) for node in graph.node if node.op_type == _ATTENTION]
+    if len(windows) != info.num_layers:
+        raise ModelFolderError(
+            f"{path}: has {len(windows)} {_ATTENTION} nodes, the manifest says {info.num_layers} layers"
+        )
     if op_domain not in {opset.domain for opset in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(op_domain, 1))
     # A plan serves all layers: layers with a window read more than they need where others have none.
@@ -60,7 +67,15 @@ def _adopt(node: Any, op_domain: str) -> int:
 
 
 def _drop_widening(graph: Any) -> None:
-    """Let readers of a Cast to float32 read what was cast."""
+    """Let readers of a Cast from float16 to float32 read what was cast. Raises ModelFolderError for another Cast."""
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    types |= {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
+    for node in graph.node:
+        if node.op_type == "Cast":
+            change = (types.get(node.input[0], TensorProto.UNDEFINED), helper.get_node_attr_value(node, "to"))
+            if change != (TensorProto.FLOAT16, TensorProto.FLOAT):
+                names = " to ".join(map(TensorProto.DataType.Name, change))
+                raise ModelFolderError(f"casts {node.input[0]!r} from {names}: only FLOAT16 to FLOAT runs on cuda")
     narrow = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Cast"}
     kept = [node for node in graph.node if node.op_type != "Cast"]
     for node in kept:
