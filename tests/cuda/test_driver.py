@@ -71,10 +71,12 @@ def test_serve_with_a_driver_but_without_cuda_libraries_says_so_in_one_line(with
     """By then the kernels are compiled for the device, and kept."""
     arguments = ("--model", tiny_float16, "--device", "cuda", "--port", 0, "--kernel-cache", tmp_path / "kept")
     result = run(with_stub, "service.cli", "serve", *arguments)
-    missing = (
-        "ONNX Runtime's CUDAExecutionProvider does not start; it needs the CUDA 13 libraries of the package's extra"
+    library = "libcublasLt.so.13: cannot open shared object file: No such file or directory"
+    expected = (
+        "chairlift serve: device: cuda cannot be used: ONNX Runtime's CUDAExecutionProvider does not start "
+        f"(Failed to load libcublasLt.so.13: {library}); the CUDA libraries that it needs come with the package's "
+        "extra, chairlift[cuda]\n"
     )
-    expected = f"chairlift serve: device: cuda cannot be used: {missing}, chairlift[cuda]\n"
     assert (2, expected) == (result.returncode, result.stderr)
     assert ["server.settings"] == [json.loads(line)["event"] for line in result.stdout.splitlines()]
     names = {path.name.split("-")[0] for path in (tmp_path / "kept").iterdir()}

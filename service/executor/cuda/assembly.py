@@ -1,7 +1,7 @@
 """Puts a CUDA executor together: device, kernels, session."""
 
-from collections.abc import Mapping
-from contextlib import ExitStack, closing, redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,8 @@ from service.executor.cuda.requirements import require_cuda_model
 from service.executor.cuda.session import OrtSession
 from service.executor.op_library import OpLibrary
 
-_FATAL: Final = 4  # the severity above which ONNX Runtime logs
+_WARNING: Final = 2  # severities of ONNX Runtime's log; this one is what it starts with
+_FATAL: Final = 4
 
 
 def create_cuda_executor(config: ExecutorConfig, manifest: Manifest) -> CudaExecutor:
@@ -32,22 +33,36 @@ def create_cuda_executor(config: ExecutorConfig, manifest: Manifest) -> CudaExec
         modules = undo.enter_context(closing(DriverModules()))
         kernels = _compiled_kernels(config, manifest.model, modules)
         captures = config.capture != "off"
-        _prepare_onnxruntime()
-        session = OrtSession.load(config.model_dir, manifest.model, library.path, device, captures=captures)
+        with quiet_onnxruntime():
+            said = preload_cuda_libraries()
+            session = OrtSession.load(
+                config.model_dir, manifest.model, library.path, device, captures=captures, preload_said=said
+            )
         undo.enter_context(closing(session))
         executor = CudaExecutor(config, manifest, CudaParts(device, session, kernels, library, modules.close))
         undo.pop_all()  # from here on they are the executor's
     return executor
 
 
-def _prepare_onnxruntime() -> None:
+@contextmanager
+def quiet_onnxruntime() -> Iterator[None]:
+    """Keep what ONNX Runtime logs off standard error meanwhile: what is missing is told in one line, as an error."""
+    ort.set_default_logger_severity(_FATAL)
+    try:
+        yield
+    finally:
+        ort.set_default_logger_severity(_WARNING)  # it cannot be asked for the one before
+
+
+def preload_cuda_libraries() -> str:
     """Load CUDA libraries that came as packages, where the system's loader does not look.
 
-    What is missing is printed by it, and logged again when the session is made; `OrtSession.load` says it in a line.
+    Yields the first line that was printed about it, "" when nothing is missing.
     """
-    ort.set_default_logger_severity(_FATAL)
-    with redirect_stdout(StringIO()):
+    said = StringIO()
+    with redirect_stdout(said):
         ort.preload_dlls()
+    return said.getvalue().partition("\n")[0].strip()
 
 
 def model_kernels(config: KernelConfig, loaded: Mapping[str, LoadedKernel]) -> ModelKernels:

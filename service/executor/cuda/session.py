@@ -81,8 +81,20 @@ class OrtSession:
         self._captured: set[int] = set()
 
     @classmethod
-    def load(cls, model_dir: Path, model: ModelInfo, library: Path, device: Device, *, captures: bool) -> "OrtSession":
-        """Put the model on `device`. Raises ModelFolderError, and ConfigError when the device cannot run it."""
+    def load(
+        cls,
+        model_dir: Path,
+        model: ModelInfo,
+        library: Path,
+        device: Device,
+        *,
+        captures: bool,
+        preload_said: str = "",
+    ) -> "OrtSession":
+        """Put the model on `device`. Raises ModelFolderError, and ConfigError when the device cannot run it.
+
+        `preload_said` is what loading the device's libraries complained about, for that error.
+        """
         path = model_dir / PREFILL_NAME
         options = session_options(library, 1, "off")
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(model_dir))
@@ -96,9 +108,10 @@ class OrtSession:
             raise ModelFolderError(f"{path}: ONNX Runtime cannot load it: {error}") from error
         asked = providers[0] if isinstance(providers[0], str) else providers[0][0]
         if session.get_providers()[0] != asked:
+            reason = f" ({preload_said})" if preload_said else ""
             raise ConfigError(
-                f"device: {device.memory_name} cannot be used: ONNX Runtime's {asked} does not start; it needs the "
-                "CUDA 13 libraries of the package's extra, chairlift[cuda]"
+                f"device: {device.memory_name} cannot be used: ONNX Runtime's {asked} does not start{reason}; the CUDA "
+                "libraries that it needs come with the package's extra, chairlift[cuda]"
             )
         return cls(session, device.memory_name, graph.sliding_window)
 
