@@ -23,6 +23,7 @@ def violations(snapshot: SchedulerSnapshot) -> list[str]:
         step_is_within_budget,
         something_is_left_to_compute,
         decode_rows_come_first,
+        computed_prompts_are_published,
     )
     return [violation for check in checks for violation in check(snapshot)]
 
@@ -165,6 +166,16 @@ def decode_rows_come_first(snapshot: SchedulerSnapshot) -> Iterator[str]:
     is_decode = [index < snapshot.num_decode_rows for index in range(len(left))]
     if [count == 1 for count in left] != is_decode or min(left, default=1) < 1:
         yield f"row order: {snapshot.num_decode_rows} decode rows, tokens left are {left}"
+
+
+def computed_prompts_are_published(snapshot: SchedulerSnapshot) -> Iterator[str]:
+    """With the prefix cache on, others can share every full block of a prompt that is computed."""
+    if not snapshot.config.prefix_cache:
+        return
+    for row in snapshot.rows:
+        num_full_blocks = min(row.num_computed_tokens, row.num_prompt_tokens) // snapshot.config.block_size
+        if row.num_published_blocks < num_full_blocks:
+            yield f"sequence {row.seq_id} has published {row.num_published_blocks} of {num_full_blocks} prompt blocks"
 
 
 def progress(before: SchedulerSnapshot, after: SchedulerSnapshot) -> list[str]:

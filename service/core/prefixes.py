@@ -13,7 +13,6 @@ from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import NULL_BLOCK, Int32Array
 
-_NO_ROWS: Final[Int32Array] = np.empty(0, np.int32)
 _NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
 
 
@@ -32,8 +31,9 @@ class Prefixes:
     """Looks sequences up in the prefix cache and publishes their blocks. Used by the Scheduler and its parts.
 
     Blocks of a prompt are published as soon as they are computed, so that requests which run at the same time share
-    them. Blocks that decoding fills are published when the sequence gives them up: most are never asked for, and a
-    running sequence shares them with nobody. With the cache off, nothing is found and nothing published.
+    them; after a preemption, with what of the output the same chunk has computed again. Blocks that decoding fills are
+    published when the sequence gives them up: most are never asked for, and a running sequence shares them with nobody.
+    With the cache off, nothing is found and nothing published.
     """
 
     def __init__(
@@ -89,23 +89,25 @@ class Prefixes:
             copied_block=int(table[num_blocks]) if num_copied else NULL_BLOCK,
         )
 
-    def publish_step(
-        self, rows: Int32Array, computed: Rows, finished_rows: Int32Array, failed_rows: Int32Array
-    ) -> None:
+    def prompts_among(self, rows: Int32Array, computed: Rows) -> Int32Array:
+        """Those of `rows` whose prompt is not all computed. `computed` are the same, as a slice if they are one."""
+        batch = self._batch
+        is_prompt = batch.num_computed_tokens[computed] < batch.num_prompt_tokens[computed]
+        return rows[is_prompt]
+
+    def publish_step(self, prompt_rows: Int32Array, finished_rows: Int32Array, failed_rows: Int32Array) -> None:
         """Publish what a step has computed of prompts, and what its finished rows hold.
 
-        `rows` took part in it, `computed` are the same, as a slice if they are one. What a failed sequence computed is
-        not to be trusted.
+        `prompt_rows` took part in it, and were `prompts_among` its rows before. What a failed sequence computed is not
+        to be trusted.
         """
-        batch = self._batch
-        is_prompt = batch.num_computed_tokens[computed] <= batch.num_prompt_tokens[computed]
-        rows = rows[is_prompt] if np.count_nonzero(is_prompt) else _NO_ROWS
-        if len(finished_rows):
-            is_decoded = batch.num_computed_tokens[finished_rows] > batch.num_prompt_tokens[finished_rows]
-            rows = np.concatenate([rows, finished_rows[is_decoded]])
-        if len(failed_rows):
-            rows = np.setdiff1d(rows, failed_rows)
-        self.publish(rows)
+        if not len(prompt_rows) and not len(finished_rows):
+            return
+        is_to_publish = np.zeros(self._batch.num_rows, np.bool_)  # a row may be in all three
+        is_to_publish[prompt_rows] = True
+        is_to_publish[finished_rows] = True
+        is_to_publish[failed_rows] = False
+        self.publish(np.flatnonzero(is_to_publish).astype(np.int32))
 
     def publish(self, rows: Int32Array) -> None:
         """Publish every full block of `rows` that is computed."""

@@ -163,6 +163,7 @@ class Scheduler:
         plan, result = self._batching.landed_part(plan, result)
         computed = batch.as_slice(plan.rows)
         load = load_of(plan, batch, computed)
+        prompt_rows = self._prefixes.prompts_among(plan.rows, computed)
         batch.num_computed_tokens[computed] += plan.num_scheduled
         sampled_rows, rows = plan.rows, computed
         if not plan.is_decode_only and np.count_nonzero(plan.samples) < len(plan.samples):
@@ -179,7 +180,7 @@ class Scheduler:
         delta = self._delta(flight, seq_ids, reasons, result)
         finished_rows = sampled_rows[reasons != _NONE] if np.count_nonzero(reasons) else _NO_ROWS
         failed_rows = sampled_rows[result.failed] if len(result.failed) else _NO_ROWS
-        self._prefixes.publish_step(plan.rows, computed, finished_rows, failed_rows)
+        self._prefixes.publish_step(prompt_rows, finished_rows, failed_rows)
         self._settle(flight, self._batching.leaving_rows(finished_rows))
         self._num_steps += 1
         self._last_step = (load, flight.started_ns) if self.has_work else None

@@ -99,6 +99,20 @@ def test_a_preempted_sequence_resumes_with_its_cached_prefix():
     assert (seq_id, num_scheduled) == (3, scheduler.batch.num_tokens[plan.rows[0]] - 8)
 
 
+def test_the_prompt_of_a_resumed_sequence_is_shared_as_soon_as_it_is_computed_again():
+    """Both grow to 4 of 8 blocks; the first then takes all 4 of the second, which comes back with 17 known tokens."""
+    scheduler = make(num_blocks=9, max_num_batched_tokens=32)
+    prompt = list(range(21, 29))
+    add(scheduler, 1, PROMPT[:8], max_tokens=24)
+    add(scheduler, 2, prompt, max_tokens=24)
+    for _ in range(24):
+        step(scheduler)
+    assert (scheduler.counters.num_running, scheduler.counters.num_preempted) == (0, 1)
+    assert step(scheduler) == [(2, 17, True)]
+    add(scheduler, 3, [*prompt, 31, 32])
+    assert step(scheduler) == [(2, 1, True), (3, 2, True)]
+
+
 def test_without_the_cache_nothing_is_found_and_nothing_kept():
     scheduler = make(prefix_cache=False)
     run_to_the_end(scheduler, 1, PROMPT)
