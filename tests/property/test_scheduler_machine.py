@@ -1,13 +1,8 @@
 """The scheduler against a toy language model, in any order of events.
 
-The toy model's next token is a hash of the whole token history, which it reads back from a paged buffer through the
-block tables. So a token written to a wrong slot, a block shared by mistake, or a position computed twice or never
-changes what is generated; and what is generated must equal what each sequence yields when it runs alone.
+A token written to a wrong slot, a block shared by mistake or filled by a row that failed, or a position computed twice
+or never changes what the toy model generates; and that must equal what each sequence yields when it runs alone.
 """
-
-import copy
-import zlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,215 +10,40 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from service.core.batch_state import BatchState
 from service.core.invariants import progress, restored, violations
 from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler, SchedulerConfig
 from service.core.scheduler_config import OrderingConfig, Policy
-from service.core.types import FinishReason, Request, SamplingParams, StepResult, TokenLogprobs
-from service.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, UnserviceableError
-from tests.property.deadline_rules import DeadlineRules, deadline_of
-from tests.property.orderings import AGING_NS, orderings
-
-VOCAB_SIZE = 31
-EOS_TOKEN_ID = 0
-
-
-def next_token(history: list[int], seed: int) -> int:
-    return zlib.crc32(np.asarray([*history, seed], np.int32).tobytes()) % VOCAB_SIZE
+from service.core.types import FinishReason, Request, SamplingParams
+from tests.property.arrival_rules import ArrivalRules
+from tests.property.deadline_rules import DeadlineRules
+from tests.property.orderings import AGING_NS
+from tests.property.scheduler_draws import configs, prompts, sampling_params, tenants
+from tests.property.toy_model import VOCAB_SIZE, ToyExecutor, tokens_alone
+from tests.property.twin import twin
 
 
-def tokens_alone(request: Request, config: SchedulerConfig) -> tuple[list[int], FinishReason]:
-    """What the sequence generates when nothing else runs, and why it ends."""
-    sampling = request.sampling
-    history = request.prompt_token_ids.tolist()
-    stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(request.eos_token_ids))
-    output: list[int] = []
-    while True:
-        output.append(next_token(history, sampling.seed))
-        history.append(output[-1])
-        if output[-1] in stops and len(output) > sampling.min_tokens:
-            return output, FinishReason.STOP
-        if len(output) == sampling.max_tokens or len(history) == config.max_model_len:
-            return output, FinishReason.LENGTH
-        if len(history) > (config.num_blocks - 1) * config.block_size:
-            return output, FinishReason.UNSERVICEABLE
-
-
-class ToyExecutor:
-    """A paged buffer that holds (token, position) instead of K and V."""
-
-    def __init__(self, config: SchedulerConfig) -> None:
-        self.block_size = config.block_size
-        self.slots = np.full((config.num_blocks * config.block_size, 2), -1, np.int64)
-        self._blocks = self.slots.reshape(config.num_blocks, config.block_size, 2)
-
-    def run(self, plan: StepPlan, batch: BatchState) -> StepResult:
-        token_ids = []
-        for source, target in plan.block_copies.tolist():
-            self._blocks[target] = self._blocks[source]
-        for row, count, samples in zip(plan.rows, plan.num_scheduled, plan.samples, strict=True):
-            start = batch.num_computed_tokens[row]
-            positions = np.arange(start + count)
-            slots = batch.block_table[row, positions // self.block_size] * self.block_size
-            slots += positions % self.block_size
-            assert slots.min() >= self.block_size, "the null block is never written by a live sequence"
-            self.slots[slots[start:], 0] = batch.token_ids[row, start : start + count]
-            self.slots[slots[start:], 1] = positions[start:]
-            assert self.slots[slots, 1].tolist() == positions.tolist()
-            if samples:
-                token_ids.append(next_token(self.slots[slots, 0].tolist(), int(batch.seed[row])))
-        logprobs = {
-            index: TokenLogprobs(float(token_id), np.zeros(0, np.int32), np.zeros(0, np.float32))
-            for index, token_id in enumerate(token_ids)
-            if token_id % 2
-        }
-        return StepResult(np.array(token_ids, np.int32), logprobs)
-
-
-@st.composite
-def configs(draw: st.DrawFn) -> SchedulerConfig:
-    max_num_seqs = draw(st.integers(1, 5))
-    max_model_len = draw(st.integers(6, 20))
-    block_size = draw(st.sampled_from([1, 2, 4]))
-    # From too small for the longest sequence to room for a few, so that most schedules preempt.
-    num_kv_tokens = max_model_len * draw(st.sampled_from([3, 4, 5, 6, 8])) // 4
-    batching = draw(st.sampled_from(["continuous", "continuous", "continuous", "static", "dynamic"]))
-    return SchedulerConfig(
-        num_blocks=1 + max(2, -(-num_kv_tokens // block_size)),
-        block_size=block_size,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 10)),
-        max_model_len=max_model_len,
-        max_waiting_requests=draw(st.sampled_from([9, 3])),
-        max_waiting_tokens=draw(st.sampled_from([1000, 20])),
-        max_chunk_tokens=draw(st.sampled_from([0, 0, 1, 5])),
-        watermark_fraction=draw(st.sampled_from([0.0, 0.0, 0.3])),
-        ordering=draw(orderings()),
-        batching=batching,
-        batch_window_ns=draw(st.sampled_from([20_000, 3_000_000, 50_000_000])) if batching == "dynamic" else 0,
-        prefix_cache=batching == "continuous",
-    )
-
-
-@st.composite
-def prompts(draw: st.DrawFn) -> list[int]:
-    """Anything, or one of a few beginnings and a little more, so that sequences share prefixes."""
-    ending = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8))
-    beginning = draw(st.sampled_from([[], [1, 2, 3, 4, 5], [1, 2, 3, 9, 9, 9, 9]]))
-    return (beginning + ending[:2]) if beginning else ending
-
-
-tenants = st.sampled_from(["a", "a", "b", "c"])
-
-
-@st.composite
-def sampling_params(draw: st.DrawFn) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=draw(st.integers(1, 16)),
-        min_tokens=draw(st.sampled_from([0, 0, 3])),
-        ignore_eos=draw(st.booleans()),
-        stop_token_ids=tuple(draw(st.lists(st.integers(1, VOCAB_SIZE - 1), max_size=2))),
-    )
-
-
-class SchedulerMachine(DeadlineRules):
+class SchedulerMachine(ArrivalRules, DeadlineRules):
     def __init__(self) -> None:
         super().__init__()
-        self.requests: dict[int, Request] = {}  # accepted
-        self.outputs: dict[int, list[int]] = {}
         self.reasons: dict[int, FinishReason] = {}
         self.cancelled: set[int] = set()
         self.plan_in_flight: StepPlan | None = None
         self.step_ns = 0
-        self.shadow: Scheduler | None = None  # a copy from before the plan: what an abort must lead back to
 
     @initialize(
-        config=configs(), requests=st.lists(st.tuples(prompts(), sampling_params(), tenants), min_size=3, max_size=6)
+        config=configs(),
+        requests=st.lists(st.tuples(prompts(), sampling_params(), tenants), min_size=3, max_size=6),
+        can_fail=st.booleans(),
     )
-    def start(self, config: SchedulerConfig, requests: list[tuple[list[int], SamplingParams, str]]) -> None:
+    def start(
+        self, config: SchedulerConfig, requests: list[tuple[list[int], SamplingParams, str]], can_fail: bool
+    ) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
-        self.executor = ToyExecutor(config)
+        self.executor = ToyExecutor(config, can_fail=can_fail)
         self.before = self.scheduler.snapshot()
         self.add_several(requests)
-
-    @rule(requests=st.lists(st.tuples(prompts(), sampling_params(), tenants), min_size=2, max_size=6))
-    def add_several(self, requests: list[tuple[list[int], SamplingParams, str]]) -> None:
-        for prompt, sampling, tenant in requests:
-            self.add(prompt, sampling, tenant)
-
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data(), ending=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=3), sampling=sampling_params())
-    def add_next_turn(self, data: st.DataObject, ending: list[int], sampling: SamplingParams) -> None:
-        """A prompt that begins with another sequence's tokens, as far as they are known."""
-        before = self.requests[data.draw(st.sampled_from(sorted(self.requests)))]
-        self.add(self._history(before.seq_id) + ending, sampling, before.tenant)
-
-    def _history(self, seq_id: int) -> list[int]:
-        return self.requests[seq_id].prompt_token_ids.tolist() + self.outputs[seq_id]
-
-    @rule(prompt=prompts(), sampling=sampling_params(), tenant=tenants, num_samples=st.integers(2, 4))
-    def add_samples(self, prompt: list[int], sampling: SamplingParams, tenant: str, num_samples: int) -> None:
-        """Parallel samples of one prompt, each with a seed of its own."""
-        leader = len(self.outputs) + 100
-        self.add(prompt, sampling, tenant)
-        if leader in self.outputs:
-            for seed in range(1, num_samples):
-                self.add(prompt, replace(sampling, seed=seed), tenant, fork_of=leader)
-
-    @precondition(lambda self: self.requests)
-    @rule(data=st.data(), sampling=sampling_params())
-    def add_late_sample(self, data: st.DataObject, sampling: SamplingParams) -> None:
-        leader = self.requests[data.draw(st.sampled_from(sorted(self.requests)))]
-        prompt = leader.prompt_token_ids.tolist()
-        self.add(prompt, replace(sampling, seed=9), leader.tenant, fork_of=leader.seq_id)
-
-    @rule(prompt=prompts(), sampling=sampling_params(), tenant=tenants)
-    def add(self, prompt: list[int], sampling: SamplingParams, tenant: str, fork_of: int | None = None) -> None:
-        seq_id = len(self.outputs) + 100
-        arrival_ns, priority = seq_id * AGING_NS // 2, seq_id * 7 % 5
-        deadline_ns = deadline_of(seq_id, arrival_ns)
-        request = Request(
-            seq_id,
-            np.array(prompt, np.int32),
-            sampling,
-            (EOS_TOKEN_ID,),
-            tenant,
-            arrival_ns,
-            priority=priority,
-            deadline_ns=deadline_ns,
-            fork_of=fork_of,
-        )
-        config, queue = self.config, self.scheduler.snapshot().queue
-        waiting_tokens = sum(len(queued.token_ids) for queued in queue)
-        try:
-            self.scheduler.add(request)
-        except InvalidRequestError:
-            assert not 1 <= len(prompt) < config.max_model_len
-            return
-        except UnserviceableError:
-            assert len(prompt) > (config.num_blocks - 1) * config.block_size
-            return
-        except DeadlineExceededError:
-            assert deadline_ns is not None
-            return
-        except OverloadedError as error:
-            assert len(queue) >= config.max_waiting_requests or waiting_tokens + len(prompt) > config.max_waiting_tokens
-            assert 0.0 < error.retry_after_s <= 60.0
-            return
-        assert 1 <= len(prompt) < config.max_model_len
-        assert len(queue) < config.max_waiting_requests
-        assert not queue or waiting_tokens + len(prompt) <= config.max_waiting_tokens
-        self.requests[seq_id], self.outputs[seq_id] = request, []
-        if self.shadow is not None:
-            try:
-                self.shadow.add(request)
-            except (
-                OverloadedError,
-                DeadlineExceededError,
-            ):  # what the plan has admitted is in the shadow's queue still
-                self.shadow = None
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -242,7 +62,7 @@ class SchedulerMachine(DeadlineRules):
     @precondition(lambda self: self.plan_in_flight is None)
     @rule()
     def plan(self) -> None:
-        self.shadow = copy.deepcopy(self.scheduler)
+        self.shadow = twin(self.scheduler)
         self._plan()
 
     def _plan(self) -> None:
@@ -284,17 +104,20 @@ class SchedulerMachine(DeadlineRules):
             self.outputs[seq_id].append(token_id)
             if reason != FinishReason.NONE:
                 self.reasons[seq_id] = FinishReason(reason)
-                expected = tokens_alone(self.requests[seq_id], self.config)
-                assert (self.outputs[seq_id], self.reasons[seq_id]) == expected
+                assert (self.outputs[seq_id], self.reasons[seq_id]) == self._alone(seq_id)
+
+    def _alone(self, seq_id: int) -> tuple[list[int], FinishReason]:
+        return tokens_alone(self.requests[seq_id], self.config, can_fail=self.executor.can_fail)
 
     def _check_hit(self, request: Request, num_cached: int) -> None:
         """A hit is whole blocks of what another sequence of the same tenant has had, or a prompt but for one token."""
         prompt = request.prompt_token_ids.tolist()
         if request.fork_of is not None and num_cached == len(prompt) - 1:
             return
+        assert self.config.prefix_cache
         assert num_cached % self.config.block_size == 0 and 0 < num_cached < len(prompt)
         others = [other for other in self.requests.values() if other is not request and other.tenant == request.tenant]
-        assert any(self._history(other.seq_id)[:num_cached] == prompt[:num_cached] for other in others)
+        assert any(self.history(other.seq_id)[:num_cached] == prompt[:num_cached] for other in others)
 
     @precondition(lambda self: self.plan_in_flight is not None)
     @rule(runs_first=st.booleans())
@@ -333,6 +156,7 @@ class SchedulerMachine(DeadlineRules):
             return
         snapshot = self.scheduler.snapshot()
         assert violations(snapshot) == []
+        assert not [block for block, _, _ in snapshot.cached_blocks if self.executor.holds_garbage(block)]
         assert max((queued.num_skips for queued in snapshot.queue), default=0) <= self.config.ordering.max_skips
         ordering = self.config.ordering
         is_strict = ordering.policy == "fcfs" and ordering.skip_window == 0
@@ -355,7 +179,7 @@ class SchedulerMachine(DeadlineRules):
         assert not self.scheduler.has_work
         assert self.requests.keys() == self.reasons.keys() | self.cancelled
         for seq_id in self.cancelled:
-            expected, _ = tokens_alone(self.requests[seq_id], self.config)
+            expected, _ = self._alone(seq_id)
             assert self.outputs[seq_id] == expected[: len(self.outputs[seq_id])]
         assert self.scheduler.counters.num_free_blocks == self.config.num_blocks - 1
         snapshot = self.scheduler.snapshot()
@@ -374,8 +198,9 @@ SchedulerMachine.TestCase.settings = settings(
 TestSchedulerMachine = SchedulerMachine.TestCase
 
 
+@pytest.mark.parametrize("can_fail", [False, True])
 @pytest.mark.parametrize(("max_chunk_tokens", "policy"), [(0, "fcfs"), (3, "fcfs"), (0, "priority"), (0, "fair")])
-def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int, policy: Policy) -> None:
+def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int, policy: Policy, can_fail: bool) -> None:
     """The machine's own moves at random, with far more preemptions than hypothesis finds worth trying."""
     rng = np.random.default_rng(11)
     machine = SchedulerMachine()
@@ -388,14 +213,14 @@ def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int, 
         max_chunk_tokens=max_chunk_tokens,
         ordering=OrderingConfig(policy, AGING_NS, max_idle_tenants=1, max_skips=3),
     )
-    machine.start(config, [])
+    machine.start(config, [], can_fail)
     for _ in range(1200):
         if len(machine.scheduler.snapshot().queue) < 4:
             prompt = rng.integers(0, VOCAB_SIZE, rng.integers(1, 12)).tolist()
             tenant = "abc"[rng.integers(3)]
             if machine.requests and rng.random() < 0.7:
                 before = machine.requests[int(rng.choice(list(machine.requests)[-4:]))]
-                prompt, tenant = machine._history(before.seq_id)[:14] + prompt[:2], before.tenant
+                prompt, tenant = machine.history(before.seq_id)[:14] + prompt[:2], before.tenant
             sampling = SamplingParams(int(rng.integers(1, 25)), stop_token_ids=(int(rng.integers(1, 31)),))
             machine.add_samples(prompt, sampling, tenant, int(rng.integers(1, 4)))
         machine.plan()
@@ -410,4 +235,5 @@ def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int, 
         machine.state_is_sound()
     assert machine.scheduler.counters.totals.num_preemptions > 50
     assert machine.scheduler.counters.totals.num_hit_tokens > 200
+    assert (FinishReason.ERROR in machine.reasons.values()) == can_fail
     machine.teardown()
