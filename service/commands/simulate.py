@@ -10,7 +10,7 @@ from typing import cast, get_args
 from graphs.progress import ProgressBar
 from service.bench.number_lists import positive_number, positive_rates, whole_number
 from service.commands.report_output import add_output_arguments, check_output, good_limits, write_output
-from service.core.scheduler_config import Batching, OrderingConfig, Policy, SchedulerConfig
+from service.core.scheduler_config import BatchingMode, OrderingConfig, Policy, SchedulerConfig
 from service.errors import ConfigError
 from service.report.latency_limits import LatencyLimits
 from service.sim.arrivals import arrivals_named
@@ -28,7 +28,7 @@ profile's name, a JSON object of overhead_ns, prefill_token_ns, decode_row_ns, c
 `chairlift bench step --json` printed. --rates, --batching, --policy, --router and --prefix-cache take several values:
 every combination is run, and the report compares them."""
 AXES = {
-    "batching": get_args(Batching),
+    "batching": get_args(BatchingMode),
     "policy": get_args(Policy),
     "router": tuple(ROUTERS),
     "prefix_cache": ("on", "off"),
@@ -175,7 +175,7 @@ def _deployment(
         max_waiting_tokens=1 << 50,
         ordering=OrderingConfig(policy=cast(Policy, chosen["policy"]), tenant_weights=weights),
         prefix_cache=chosen["prefix_cache"] == "on" and chosen["batching"] == "continuous",
-        batching=cast(Batching, chosen["batching"]),
+        batching=cast(BatchingMode, chosen["batching"]),
         batch_window_ns=round(args.batch_window_ms * 1e6) if chosen["batching"] == "dynamic" else 0,
         target_itl_ns=round(args.target_itl_ms * 1e6),
     )

@@ -6,7 +6,7 @@ from typing import Literal
 from service.errors import ConfigError
 
 Policy = Literal["fcfs", "priority", "fair"]
-Batching = Literal["continuous", "static", "dynamic"]
+BatchingMode = Literal["continuous", "static", "dynamic"]
 MAX_KV_SLOTS = (1 << 31) - 1  # token positions of the KV buffer
 
 
@@ -53,7 +53,7 @@ class SchedulerConfig:
     prefill_share: float = 0.1  # of the target, that prompts get in any case
     max_queue_wait_ns: int = 0  # from arrival to admission, after which a request is given up; 0: as long as it takes
     ordering: OrderingConfig = OrderingConfig()
-    batching: Batching = "continuous"  # the others are for comparison; see `batching`
+    batching: BatchingMode = "continuous"  # the others are for comparison; see `batching`
     batch_window_ns: int = 0  # dynamic: how long a batch that is not full waits, from its first request's arrival
     # Whether full blocks are kept for sequences that begin with the same tokens. Only in continuous batching: batches
     # that end together give up no blocks before that, and begin together, so that they would find little.

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from service.core.scheduler_config import Batching, OrderingConfig, Policy
+from service.core.scheduler_config import BatchingMode, OrderingConfig, Policy
 from service.engine.client import TENANT_NAME
 
 NS_PER_S = 1_000_000_000
@@ -55,7 +55,7 @@ class SchedulingSettings(BaseModel):
         default=0.1, ge=0, lt=1, description="share of the target that prompts get even when decoding leaves none"
     )
 
-    batching: Batching = Field(
+    batching: BatchingMode = Field(
         default="continuous",
         description="static, dynamic: a batch starts and ends together, as servers once did; for comparison only",
     )

@@ -14,7 +14,7 @@ from service.commands import assembly
 from service.commands.assembly import ServedModel, load_model, prefix_keys, scheduler_config
 from service.config import ExecutorSettings
 from service.core.scheduler import Scheduler
-from service.core.scheduler_config import Batching
+from service.core.scheduler_config import BatchingMode
 from service.engine.engine import Engine
 from service.engine.health import EngineState
 from service.engine.scheduling import SchedulingSettings
@@ -67,7 +67,7 @@ def test_engine_is_closed_when_what_it_runs_for_fails() -> None:
 
 @pytest.mark.parametrize(("batching", "prefix_cache"), [("static", "on"), ("dynamic", "on"), ("continuous", "off")])
 def test_prompts_are_not_hashed_when_no_blocks_are_kept(
-    tmp_path: Path, batching: Batching, prefix_cache: Literal["on", "off"]
+    tmp_path: Path, batching: BatchingMode, prefix_cache: Literal["on", "off"]
 ) -> None:
     scheduling = SchedulingSettings(batching=batching, prefix_cache=prefix_cache)
     _, digests = prefix_keys(write_folder(tmp_path), scheduling).of(np.arange(64, dtype=np.int32), "a", block_size=16)
