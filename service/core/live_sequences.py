@@ -1,7 +1,6 @@
 """Every live sequence, from its coming to its end."""
 
 from collections.abc import Collection
-from dataclasses import replace
 
 import numpy as np
 
@@ -11,8 +10,9 @@ from service.core.block_pool import BlockPool
 from service.core.forks import Forks
 from service.core.ordering import OrderingPolicy
 from service.core.prefixes import Prefixes
+from service.core.reservation import Admission
 from service.core.scheduler_config import SchedulerConfig
-from service.core.sequence import Sequence
+from service.core.sequence import Sequence, SequenceStatus
 from service.core.snapshot import SchedulerCounters
 from service.core.totals import Totals
 from service.core.types import BoolArray, Int32Array, Int64Array, Request
@@ -38,7 +38,7 @@ class LiveSequences:
     def counters(self) -> SchedulerCounters:
         """Sizes and totals."""
         return SchedulerCounters(
-            totals=replace(self.totals),
+            totals=self.totals,
             num_waiting=len(self.queue) - self.queue.num_preempted + len(self.forks),
             num_preempted=self.queue.num_preempted,
             num_running=self._batch.num_rows,
@@ -47,6 +47,17 @@ class LiveSequences:
             num_evictable_blocks=self._pool.num_evictable,
             num_blocks=self._pool.num_blocks,
         )
+
+    def count_admissions(self, admissions: list[Admission]) -> dict[int, int]:
+        """Count what a committed step has admitted. Returns `StepDelta.cached_prompt_tokens`."""
+        if not admissions:
+            return {}
+        self.totals = self.totals.with_admissions(admissions)
+        return {
+            admission.sequence.seq_id: admission.num_cached_tokens
+            for admission in admissions
+            if admission.num_cached_tokens and admission.status is SequenceStatus.WAITING
+        }
 
     def enter(self, request: Request) -> None:
         """Queue a new sequence, or let it wait for the one that computes its prompt."""
@@ -59,7 +70,7 @@ class LiveSequences:
         )
         self.by_id[request.seq_id] = sequence
         (self.forks if self._awaits_output(request.fork_of) else self.queue).push(sequence)
-        self.totals.num_submitted += 1
+        self.totals = self.totals._replace(num_submitted=self.totals.num_submitted + 1)
 
     def end_waiting(self, seq_id: int) -> bool:
         """End a live sequence that has no row. Returns False, and does nothing, when it has one."""
@@ -103,7 +114,8 @@ class LiveSequences:
             if keep[row]:
                 self._requeue(row, num_computed_tokens)
                 keep[row] = False
-        self.totals.num_preemptions += len(preempted)
+        if preempted:
+            self.totals = self.totals._replace(num_preemptions=self.totals.num_preemptions + len(preempted))
         batch.arrange(keep)
 
     def _requeue(self, row: int, num_computed_tokens: int) -> None:
@@ -124,7 +136,7 @@ class LiveSequences:
             self._policy.leave(self.by_id.pop(seq_id))
             if self.forks:
                 self._release_forks(seq_id)
-        self.totals.num_finished += len(seq_ids)
+        self.totals = self.totals._replace(num_finished=self.totals.num_finished + len(seq_ids))
 
     def _release_forks(self, leader: int) -> None:
         for sequence in self.forks.pop(leader):

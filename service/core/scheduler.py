@@ -227,7 +227,7 @@ class Scheduler:
             wanted = np.flatnonzero(~np.isin(seq_ids, list(self._cancelled_in_flight)))
             seq_ids, token_ids, reasons = seq_ids[wanted], token_ids[wanted], reasons[wanted]
             logprobs = {new: logprobs[old] for new, old in enumerate(wanted.tolist()) if old in logprobs}
-        cached = self._live.totals.count_admissions(flight.reservation.admissions)
+        cached = self._live.count_admissions(flight.reservation.admissions)
         return StepDelta(flight.plan.step_id, seq_ids, token_ids, reasons, logprobs, cached)
 
     def _settle(self, flight: _Flight, finished_rows: Int32Array) -> None:

@@ -1,15 +1,14 @@
 """What the scheduler counts from the start on."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 from service.core.reservation import Admission
 from service.core.sequence import SequenceStatus
 
 
-@dataclass(slots=True)
-class Totals:
-    """Sums since the start. Owned by the Scheduler."""
+class Totals(NamedTuple):
+    """Sums since the start. A value: whoever counts replaces it, whoever reads keeps it."""
 
     num_submitted: int = 0  # refused ones not included
     num_finished: int = 0  # cancelled ones included
@@ -23,15 +22,18 @@ class Totals:
         """Of the prompt tokens admitted so far, those that the prefix cache did not have; 1 at the start."""
         return 1 - self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else 1.0
 
-    def count_admissions(self, admissions: Iterable[Admission]) -> dict[int, int]:
-        """Count what a committed step has admitted. Returns `StepDelta.cached_prompt_tokens`."""
-        cached: dict[int, int] = {}
+    def with_admissions(self, admissions: Iterable[Admission]) -> Self:
+        """These sums and what a committed step has admitted."""
+        num_recomputed_tokens = self.num_recomputed_tokens
+        num_queried_tokens, num_hit_tokens = self.num_queried_tokens, self.num_hit_tokens
         for admission in admissions:
-            sequence = admission.sequence
-            self.num_recomputed_tokens += max(0, sequence.num_computed_tokens - admission.num_cached_tokens)
+            sequence, num_cached_tokens = admission.sequence, admission.num_cached_tokens
+            num_recomputed_tokens += max(0, sequence.num_computed_tokens - num_cached_tokens)
             if admission.status is SequenceStatus.WAITING:
-                self.num_queried_tokens += sequence.num_tokens
-                self.num_hit_tokens += admission.num_cached_tokens
-                if admission.num_cached_tokens:
-                    cached[sequence.seq_id] = admission.num_cached_tokens
-        return cached
+                num_queried_tokens += sequence.num_tokens
+                num_hit_tokens += num_cached_tokens
+        return self._replace(
+            num_recomputed_tokens=num_recomputed_tokens,
+            num_queried_tokens=num_queried_tokens,
+            num_hit_tokens=num_hit_tokens,
+        )

@@ -294,6 +294,15 @@ def test_cancel_of_a_waiting_or_running_sequence_is_immediate_and_idempotent():
     assert not scheduler.has_work
 
 
+def test_counters_stay_what_they_were_and_cannot_be_written():
+    scheduler = make()
+    before = scheduler.counters
+    with pytest.raises(AttributeError):
+        before.totals.num_submitted = 7  # type: ignore[misc]
+    add(scheduler, 1, num_tokens=5)
+    assert (before.totals.num_submitted, scheduler.counters.totals.num_submitted) == (0, 1)
+
+
 def test_a_finish_and_a_cancel_of_the_same_sequence_count_once():
     scheduler = make()
     add(scheduler, 1, num_tokens=5, max_tokens=1)
