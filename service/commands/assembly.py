@@ -67,11 +67,7 @@ def load_model(
         raise ModelFolderError(str(error)) from error
     model = manifest.model
     tokenizer = Tokenizer.load(model_dir)
-    tokens = {
-        name: None if token_id is None else tokenizer.token(token_id)
-        for name, token_id in (("bos_token", model.bos_token_id), ("eos_token", next(iter(model.eos_token_ids), None)))
-    }
-    chat_template = ChatTemplate.load(model_dir, **tokens)
+    chat_template = _chat_template(model_dir, manifest, tokenizer)
     with ExitStack() as undo, _memory_that_suffices():
         loaded = undo.enter_context(closing(create_executor(executor.executor_config(model_dir))))
         scheduler = Scheduler(scheduler_config(loaded.limits, engine, scheduling))
@@ -94,6 +90,16 @@ def load_model(
         frontend = Frontend(served, tokenizer, chat_template, limits)
         undo.pop_all()  # the executor is the engine's from here on
     return ServedModel(served, frontend)
+
+
+def _chat_template(model_dir: Path, manifest: Manifest, tokenizer: Tokenizer) -> ChatTemplate:
+    """The folder's template, which may name the model's special tokens."""
+    model = manifest.model
+    tokens = {
+        name: None if token_id is None else tokenizer.token(token_id)
+        for name, token_id in (("bos_token", model.bos_token_id), ("eos_token", next(iter(model.eos_token_ids), None)))
+    }
+    return ChatTemplate.load(model_dir, **tokens)
 
 
 def scheduler_config(

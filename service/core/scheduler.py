@@ -206,11 +206,10 @@ class Scheduler:
         """A deep copy of the state, comparable with ==. For tests and post-mortems: it costs time per token."""
         return take_snapshot(
             self.config,
-            (self._batch, self._pool, self._queue, self._live.forks),
-            counters=self.counters,
-            policy_counters=self._policy.counters(),
-            plan=self._flight.plan if self._flight is not None else None,
-            cancelled_in_flight=tuple(self._cancelled_in_flight),
+            self.counters,
+            (self._batch, self._pool, self._queue, self._live.forks, self._policy),
+            self._flight.plan if self._flight is not None else None,
+            self._cancelled_in_flight,
         )
 
     def _landed(self, plan: StepPlan) -> _Flight:

@@ -1,10 +1,12 @@
 """The scheduler's state as a value: what invariants are checked on."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from service.core.batch_state import BatchState
 from service.core.block_pool import BlockPool
 from service.core.forks import Forks
+from service.core.ordering import OrderingPolicy
 from service.core.plan import StepPlan
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
@@ -16,7 +18,7 @@ from service.core.waiting_queue import WaitingQueue
 class SchedulerCounters:
     """Sizes now, and totals since the start."""
 
-    totals: Totals  # a copy
+    totals: Totals
     num_waiting: int  # in the queue, never run
     num_preempted: int  # in the queue, have run
     num_running: int  # rows of the batch
@@ -86,15 +88,13 @@ class SchedulerSnapshot:
 
 def take_snapshot(
     config: SchedulerConfig,
-    state: tuple[BatchState, BlockPool, WaitingQueue, Forks],
-    *,
     counters: SchedulerCounters,
-    policy_counters: tuple[tuple[str, float], ...],
+    state: tuple[BatchState, BlockPool, WaitingQueue, Forks, OrderingPolicy],
     plan: StepPlan | None,
-    cancelled_in_flight: tuple[int, ...],
+    cancelled_in_flight: Iterable[int],
 ) -> SchedulerSnapshot:
     """Copy the state of a scheduler's parts."""
-    batch, pool, queue, forks = state
+    batch, pool, queue, forks, policy = state
     return SchedulerSnapshot(
         config=config,
         counters=counters,
@@ -106,9 +106,9 @@ def take_snapshot(
         evictable_blocks=tuple(pool.evictable_blocks().tolist()),
         cached_blocks=pool.cache.entries(),
         ref_counts=tuple(pool.ref_counts.tolist()),
-        policy_counters=policy_counters,
+        policy_counters=policy.counters(),
         plan=None if plan is None else _plan_snapshot(plan),
-        cancelled_in_flight=cancelled_in_flight,
+        cancelled_in_flight=tuple(cancelled_in_flight),
     )
 
 

@@ -40,7 +40,13 @@ class StaticBatching:
         (head,) = self._queue.first(1)
         return head.request.arrival_ns + window_ns
 
-    def admit(self, step_id: int, reservation: Reservation, chunks: Chunks, num_spare_blocks: int) -> None:  # noqa: ARG002
+    def admit(
+        self,
+        step_id: int,
+        reservation: Reservation,
+        chunks: Chunks,
+        num_spare_blocks: int,  # noqa: ARG002
+    ) -> None:
         """Form a batch, if there is none."""
         batch, config = self._batch, self._config
         if batch.num_rows:
