@@ -160,3 +160,12 @@ def test_determinism_costs_this_much_balance() -> None:
     """Items of 8 tiles, 256 of them in 49 ranges: 6 at most, 5.22 on average; 4 of 396 blocks idle."""
     sections, _ = plan(replace(LIMITS, is_deterministic=True), [1] * 64, [2048] * 64)
     assert 256 / 49 / 6 * 392 / 396 == pytest.approx(balance(sections))
+
+
+def test_a_plan_with_more_partial_results_than_the_workspace_holds_is_no_plan() -> None:
+    """One sequence of 512 tokens has one slot; twice as many tokens are cut in two."""
+    limits = replace(LIMITS, max_seqs=1, max_context=CHUNK_TOKENS, sliding_window=0, is_deterministic=True)
+    assert 1 == limits.max_partials
+    plan(limits, [1], [CHUNK_TOKENS])
+    with pytest.raises(AssertionError, match="beyond the limits"):
+        plan(limits, [1], [2 * CHUNK_TOKENS])

@@ -80,7 +80,7 @@ def test_serve_with_a_driver_but_without_cuda_libraries_says_so_in_one_line(with
     assert (2, expected) == (result.returncode, result.stderr)
     assert ["server.settings"] == [json.loads(line)["event"] for line in result.stdout.splitlines()]
     names = {path.name.split("-")[0] for path in (tmp_path / "kept").iterdir()}
-    assert {"rope_kv_write", "attention", "attention_combine", "sample_rows", "advance"} == names
+    assert {"rope_kv_write", "attention", "attention_combine", "sample_rows"} == names
 
 
 def check_everything() -> None:

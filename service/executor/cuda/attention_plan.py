@@ -79,7 +79,7 @@ class PlanCounts(NamedTuple):
     """How much of a plan's arrays is in use."""
 
     num_decode_items: int
-    num_partials: int
+    num_partials: int  # at most PlanLimits.max_partials, which the workspace holds
     num_prefill_items: int
 
 
@@ -133,6 +133,8 @@ class AttentionPlanner:
         is_short = query_lens * self._limits.group_size <= DECODE_ROWS
         decode_contexts = np.where(is_short & (query_lens > 0), context_lens, 0)
         num_items, num_partials = self._fill_decode(cu_seqlens, query_lens, decode_contexts)
+        # The kernels would write beyond the workspace.
+        assert num_partials <= self._limits.max_partials, "a step beyond the limits that its plan was made for"
         num_prefill = 0
         if not is_short.all():
             num_prefill = self._fill_prefill(cu_seqlens, query_lens, context_lens, np.flatnonzero(~is_short))

@@ -53,23 +53,23 @@ class CudaDriver:
 
     def make_current(self) -> None:
         """Let the calling thread use the device."""
-        _call(driver.cuCtxSetCurrent, self._context)
+        driver_call(driver.cuCtxSetCurrent, self._context)
 
     def allocate(self, num_bytes: int) -> int:
         """Memory of its own, aligned to 256 bytes."""
         try:
-            return int(_call(driver.cuMemAlloc, max(1, num_bytes)))
+            return int(driver_call(driver.cuMemAlloc, max(1, num_bytes)))
         except ExecutorError as error:
             raise ConfigError(f"{num_bytes:,} bytes of GPU memory are not free") from error
 
     def free(self, address: int) -> None:
         """Give back what `allocate` returned."""
-        _call(driver.cuMemFree, address)
+        driver_call(driver.cuMemFree, address)
 
     def allocate_pinned(self, num_bytes: int) -> UInt8Array:
         """Page-locked memory."""
         try:
-            address = int(_call(driver.cuMemHostAlloc, max(1, num_bytes), 0))
+            address = int(driver_call(driver.cuMemHostAlloc, max(1, num_bytes), 0))
         except ExecutorError as error:
             raise ConfigError(f"{num_bytes:,} bytes of memory cannot be page-locked") from error
         pinned: UInt8Array = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
@@ -77,21 +77,21 @@ class CudaDriver:
 
     def free_pinned(self, array: UInt8Array) -> None:
         """Give back what `allocate_pinned` returned."""
-        _call(driver.cuMemFreeHost, array.ctypes.data)
+        driver_call(driver.cuMemFreeHost, array.ctypes.data)
 
     def free_bytes(self) -> int:
         """Device memory that nobody has taken, other processes included."""
-        free, _ = _call(driver.cuMemGetInfo)
+        free, _ = driver_call(driver.cuMemGetInfo)
         return int(free)
 
     def blocks_per_sm(self, kernel: LoadedKernel) -> int:
         """Blocks of a kernel that one multiprocessor holds at a time."""
         arguments = (kernel.function, kernel.block_threads, kernel.shared_bytes)
-        return int(_call(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor, *arguments))
+        return int(driver_call(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor, *arguments))
 
     def copy_in(self, address: int, source: npt.NDArray[Any]) -> None:
         """Enqueue a copy to the device."""
-        _call(driver.cuMemcpyHtoDAsync, address, source.ctypes.data, source.nbytes, self._stream)
+        driver_call(driver.cuMemcpyHtoDAsync, address, source.ctypes.data, source.nbytes, self._stream)
 
     def copy_in_rows(self, address: int, stride_bytes: int, source: npt.NDArray[Any]) -> None:
         """Enqueue a copy of a matrix to rows on the device."""
@@ -106,24 +106,24 @@ class CudaDriver:
         copy.dstPitch = stride_bytes
         copy.WidthInBytes = source.shape[1] * source.itemsize
         copy.Height = source.shape[0]
-        _call(driver.cuMemcpy2DAsync, copy, self._stream)
+        driver_call(driver.cuMemcpy2DAsync, copy, self._stream)
 
     def copy_out(self, target: npt.NDArray[Any], address: int) -> None:
         """Enqueue a copy from the device."""
-        _call(driver.cuMemcpyDtoHAsync, target.ctypes.data, address, target.nbytes, self._stream)
+        driver_call(driver.cuMemcpyDtoHAsync, target.ctypes.data, address, target.nbytes, self._stream)
 
     def copy_within(self, target: int, source: int, num_bytes: int) -> None:
         """Enqueue a copy on the device."""
-        _call(driver.cuMemcpyDtoDAsync, target, source, num_bytes, self._stream)
+        driver_call(driver.cuMemcpyDtoDAsync, target, source, num_bytes, self._stream)
 
     def clear(self, address: int, num_bytes: int) -> None:
         """Enqueue filling with zeros."""
-        _call(driver.cuMemsetD8Async, address, 0, num_bytes, self._stream)
+        driver_call(driver.cuMemsetD8Async, address, 0, num_bytes, self._stream)
 
     def wait(self) -> None:
         """Block until all that was enqueued is done, without keeping a processor busy."""
-        _call(driver.cuEventRecord, self._event, self._stream)
-        _call(driver.cuEventSynchronize, self._event)
+        driver_call(driver.cuEventRecord, self._event, self._stream)
+        driver_call(driver.cuEventSynchronize, self._event)
 
     def close(self) -> None:
         """Release event, stream and context, whatever fails. Idempotent. Raises ExecutorError."""
@@ -131,21 +131,21 @@ class CudaDriver:
 
     def _open(self, undo: ExitStack) -> None:
         """Retain the context and make what is used in it; `undo` gets what gives each back."""
-        device = _call(driver.cuDeviceGet, 0)
+        device = driver_call(driver.cuDeviceGet, 0)
         attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-        self.num_sms = int(_call(driver.cuDeviceGetAttribute, attribute, device))
-        self._context = _call(driver.cuDevicePrimaryCtxRetain, device)
-        undo.callback(_call, driver.cuDevicePrimaryCtxRelease, device)
+        self.num_sms = int(driver_call(driver.cuDeviceGetAttribute, attribute, device))
+        self._context = driver_call(driver.cuDevicePrimaryCtxRetain, device)
+        undo.callback(driver_call, driver.cuDevicePrimaryCtxRelease, device)
         self.make_current()
-        self._stream = _call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-        undo.callback(_call, driver.cuStreamDestroy, self._stream)
+        self._stream = driver_call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        undo.callback(driver_call, driver.cuStreamDestroy, self._stream)
         # `wait` sleeps: spinning would keep a processor busy that the front side needs.
         flags = driver.CUevent_flags
-        self._event = _call(driver.cuEventCreate, flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC)
-        undo.callback(_call, driver.cuEventDestroy, self._event)
+        self._event = driver_call(driver.cuEventCreate, flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC)
+        undo.callback(driver_call, driver.cuEventDestroy, self._event)
 
 
-def _call(function: Any, *arguments: object) -> Any:
+def driver_call(function: Any, *arguments: object) -> Any:
     """What a driver function returns after its code: nothing, one value, or a tuple. Raises ExecutorError."""
     code, *values = function(*arguments)
     if code != driver.CUresult.CUDA_SUCCESS:

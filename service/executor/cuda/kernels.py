@@ -74,7 +74,7 @@ class KernelSpec:
 
 
 def kernel_specs(config: KernelConfig) -> tuple[KernelSpec, ...]:
-    """Every kernel. cuda/README.md describes them."""
+    """Every kernel that is launched. cuda/README.md describes them."""
     tile = config.tile_tokens
     bytes_of = attention_shared_bytes
     return (
@@ -88,7 +88,6 @@ def kernel_specs(config: KernelConfig) -> tuple[KernelSpec, ...]:
         ),
         KernelSpec("attn_combine", "attention_combine.cu", 128, 0),
         KernelSpec("sample_rows", "sample_rows.cu", _SAMPLE_THREADS, SAMPLE_SHARED_BYTES),
-        KernelSpec("advance", "advance.cu", 256, 0),
     )
 
 

@@ -1,6 +1,6 @@
 """Whether this machine can serve on a GPU, asked without touching the CUDA packages, which may be missing too.
 
-The driver library is probed with ctypes: cuda.bindings does not recover from a failed search for it.
+The driver library is probed with ctypes: cuda.bindings does not recover from a failed search for it, and may hang.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import onnxruntime as ort
 from service.errors import ConfigError
 
 CUDA_PROVIDER: Final = "CUDAExecutionProvider"
-DRIVER_LIBRARY: Final = "libcuda.so.1"
+_DRIVER_LIBRARY: Final = "libcuda.so.1"
 
 
 def require_cuda() -> None:
@@ -25,9 +25,9 @@ def require_cuda() -> None:
 def _missing() -> str | None:
     """What keeps this machine from serving on a GPU; None: nothing that can be told before trying."""
     try:
-        library = ctypes.CDLL(DRIVER_LIBRARY)
+        library = ctypes.CDLL(_DRIVER_LIBRARY)
     except OSError:
-        return f"no NVIDIA driver is installed: {DRIVER_LIBRARY} is not found"
+        return f"no NVIDIA driver is installed: {_DRIVER_LIBRARY} is not found"
     code = library.cuInit(0)
     if code != 0:
         return f"the NVIDIA driver finds no usable GPU: cuInit reports error {code}"
