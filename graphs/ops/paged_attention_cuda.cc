@@ -11,10 +11,12 @@
 
 #include "cuda_launch.h"
 #include "ops.h"
+#include "paged_attention.h"
 
 namespace chairlift {
 namespace {
 
+constexpr int64_t kMaxHeads = 65536;
 constexpr int64_t kDecodeRows = 16;  // packed rows of an item: query heads of a group times tokens
 
 enum Input : size_t {
@@ -91,9 +93,17 @@ Status PagedAttentionCuda<kScalar>::init(const Attributes& attributes) {
   const int64_t kv_heads = attributes.get("num_kv_heads", int64_t{0});
   const int64_t dim = attributes.get("head_dim", int64_t{0});
   const int64_t window = attributes.get("sliding_window", int64_t{0});
-  if (kv_heads < 1 || heads < 1 || heads % kv_heads != 0 || heads / kv_heads > kDecodeRows || heads > 65536) {
+  if (kv_heads < 1 || heads < 1 || heads % kv_heads != 0 || heads / kv_heads > kDecodeRows) {
     return error("PagedAttention: 'num_heads' %lld must be 1 to %lld times 'num_kv_heads' %lld",
                  static_cast<long long>(heads), static_cast<long long>(kDecodeRows), static_cast<long long>(kv_heads));
+  }
+  if (heads > kMaxHeads) {
+    return error("PagedAttention: 'num_heads' %lld is more than %lld", static_cast<long long>(heads),
+                 static_cast<long long>(kMaxHeads));
+  }
+  if (dim < 8 || dim > kMaxHeadDim || dim % 8 != 0) {
+    return error("PagedAttention: 'head_dim' is %lld, expected a multiple of 8 up to %d", static_cast<long long>(dim),
+                 kMaxHeadDim);
   }
   if (window < 0 || window > INT32_MAX) return error("PagedAttention: 'sliding_window' is outside int32");
   constexpr float kLog2E = 1.44269504088896341f;

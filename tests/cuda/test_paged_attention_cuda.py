@@ -203,3 +203,19 @@ def test_the_op_is_registered_for_the_cuda_provider_alone() -> None:
         arrays = [case.inputs["qkv"].astype(dtype), *list(case.inputs.values())[1:]]
         with pytest.raises(Exception, match=message):
             OpSession("PagedAttention", arrays, 1, (kind,), **attributes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_dim": 0}, "'head_dim' is 0, expected a multiple of 8 up to 256"),
+        ({"head_dim": 60}, "'head_dim' is 60, expected a multiple of 8 up to 256"),
+        ({"head_dim": 264}, "'head_dim' is 264, expected a multiple of 8 up to 256"),
+        ({"num_heads": 65537, "num_kv_heads": 65537}, "'num_heads' 65537 is more than 65536"),
+        ({"num_heads": 34, "num_kv_heads": 2}, "'num_heads' 34 must be 1 to 16 times 'num_kv_heads' 2"),
+    ],
+)
+def test_attributes_beyond_the_kernels_are_refused(ops, changes: dict[str, int], message: str) -> None:
+    case = CudaCase(make_case(SPEC, [(1, 5)], np.float16), NumpyKernels(SPEC.head_dim, block_size=16))
+    case.case = replace(case.case, spec=replace(SPEC, **changes))
+    refused(ops, case, message)
