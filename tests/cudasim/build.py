@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from tests.cudasim.nvrtc import compile_ptx, nvrtc_missing, nvrtc_version
@@ -75,11 +76,18 @@ def compiler_library(name: str) -> Path:
     return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
 
 
+@cache
+def compiler_version() -> str:
+    """What g++ calls itself, in full: versions of one number differ between distributions."""
+    return subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
+
+
 def runtime_library(flavour: str) -> Path:
     """The simulator, built on first use."""
     sources = sorted(RUNTIME.iterdir())
     flags = FLAVOURS[flavour][1]
-    target = CACHE / f"simulator-{_hash([*_contents(sources), *map(str.encode, (*FLAGS, *flags))])}-{flavour}.so"
+    digest = _hash([*_contents(sources), *map(str.encode, (*FLAGS, *flags, compiler_version()))])
+    target = CACHE / f"simulator-{digest}-{flavour}.so"
     with _Building(target) as missing:
         if missing:
             _compile([path for path in sources if path.suffix == ".cc"], target, flags)
@@ -94,7 +102,7 @@ def kernel_library(source: Path, options: tuple[str, ...], flavour: str) -> Path
     inputs = sorted(
         (*source.parent.glob("*.cuh"), *source.parent.glob("*.h"), *HERE.glob("*.py"), *RUNTIME.glob("*.h"))
     )
-    names = [source.name, *options, *FLAGS, *FLAVOURS[flavour][0], str(nvrtc_version())]
+    names = [source.name, *options, *FLAGS, *FLAVOURS[flavour][0], str(nvrtc_version()), compiler_version()]
     digest = _hash([source.read_bytes(), *_contents(inputs), *map(str.encode, names)])
     target = CACHE / f"{source.stem}-{digest}-{flavour}.so"
     with _Building(target) as missing:
@@ -135,8 +143,7 @@ class _Building:
         return not self._target.exists()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.close()
-        self._target.with_suffix(".lock").unlink(missing_ok=True)
+        self._lock.close()  # the file stays: another process may wait for it, and a third would make a new one
 
 
 def _contents(paths: Iterable[Path]) -> list[bytes]:

@@ -132,6 +132,15 @@ KERNEL writes_in_flight(const int* in, int* out) {
   WAIT(0);
   out[0] = cells[1];
 }
+KERNEL copies_in_flight(const int* in, int* out) {
+  __shared__ __align__(16) int cells[4];
+  COPY(16);
+  COMMIT;
+  COPY(16);  // fault copies_in_flight
+  COMMIT;
+  WAIT(0);
+  out[0] = cells[1];
+}
 KERNEL copies_too_much(const int* in, int* out) {
   __shared__ __align__(16) int cells[4];
   COPY(20);  // fault copies_too_much

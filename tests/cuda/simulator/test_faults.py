@@ -56,6 +56,7 @@ def launch(device: SimDevice, name: str, *arguments: int, blocks: int = 1, threa
         ("never_commits", [4, 1], 1, "cp.async that it never committed"),
         ("leaves_in_flight", [4, 1], 1, "leaves with cp.async in flight"),
         ("writes_in_flight", [4, 1], 1, "that a cp.async in flight writes too"),
+        ("copies_in_flight", [4, 1], 1, "that a cp.async in flight writes too"),
         ("copies_too_much", [4, 1], 1, "source size 20 above 16"),
         ("misaligned_copy", [8, 1], 1, "misaligned access of 16 bytes"),
     ],

@@ -33,6 +33,11 @@ void check_readable(const char* where, uint64_t offset, uint32_t num_bytes) {
   }
 }
 
+void check_not_pending(const char* where, uint64_t offset, uint32_t num_bytes) {
+  for (uint32_t i = 0; i < num_bytes; ++i)
+    if (states[offset + i] == pending) fail(where, "writes shared memory that a cp.async in flight writes too");
+}
+
 void set_states(uint64_t offset, uint32_t num_bytes, ByteState state) {
   for (uint32_t i = 0; i < num_bytes; ++i) states[offset + i] = state;
 }
@@ -47,8 +52,7 @@ char* shared_read(const char* where, uint64_t address, uint32_t num_bytes) {
 
 char* shared_write(const char* where, uint64_t address, uint32_t num_bytes) {
   const uint64_t offset = checked_offset(where, address, num_bytes);
-  for (uint32_t i = 0; i < num_bytes; ++i)
-    if (states[offset + i] == pending) fail(where, "writes shared memory that a cp.async in flight writes too");
+  check_not_pending(where, offset, num_bytes);
   set_states(offset, num_bytes, written);
   return memory + offset;
 }
@@ -59,6 +63,7 @@ char* shared_update(const char* where, uint64_t address, uint32_t num_bytes) {
 
 char* shared_pending(const char* where, uint64_t address, uint32_t num_bytes) {
   const uint64_t offset = checked_offset(where, address, num_bytes);
+  check_not_pending(where, offset, num_bytes);
   set_states(offset, num_bytes, pending);
   return memory + offset;
 }
