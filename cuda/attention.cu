@@ -6,18 +6,19 @@
 //   prefill  grid (max_items, KVH), 128 threads. 64 packed rows, 16 a warp; every warp takes all tokens of a tile.
 //
 // A packed row is one (token, query head of the group) pair, so that K and V are read once a KV head. Tiles of
-// TILE_TOKENS tokens come by cp.async into two stages; the blocks of the tile after are looked up while it is on its way.
+// TILE_TOKENS tokens come by cp.async into two stages; the blocks of the tile after are looked up while it is on its
+// way.
 //
 // Shared memory: queries [rows][D + 8] of 16 bits, then keys and values, two stages each, rows padded by 16 bytes. The
 // merge of a decode item uses the stages again: sums f32 [warps][16][D + 8], maxima and totals f32 [warps][16].
 //
-// Bound: decode by reading K and V once, 61 TFLOP/s of products at the full rate of an H200 with 64 sequences of 2,048
-// tokens; prefill by the tensor cores and the exponentials between their products.
+// Bound, by counting: decode by reading K and V once; prefill by the tensor cores and the exponentials between their
+// products.
 //
 // History, none of it measured on a GPU yet:
 //   1. a thread block a sequence and KV head, products by fused multiply-adds: instructions bound it at 8 heads a group
 //   2. tensor cores, with one block an item: any group costs the same
-//   3. a persistent grid over equal ranges of tiles: the load of skewed batches is balanced to 98 % instead of 15 %
+//   3. a persistent grid over equal ranges of tiles: skewed batches are spread evenly (`test_attention_plan.py`)
 //   4. block ids a tile ahead, one a lane: no dependent read from global memory between a tile and its copies
 #include "attention_output.cuh"
 

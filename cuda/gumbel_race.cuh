@@ -6,7 +6,8 @@
 
 constexpr float kLargestNoise = 17.34f;  // of 24 random bits: -log(-log(1 - 2^-25)) = 17.33
 
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) of the counter (quad, position, 0, 0).
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) of the counter
+// (quad, position, 0, 0).
 DEVICE uint4 philox(u64 seed, u32 quad, u32 position) {
   u32 key0 = static_cast<u32>(seed);
   u32 key1 = static_cast<u32>(seed >> 32);
@@ -43,8 +44,8 @@ DEVICE float warp_max(float x) {
   return from_ordered_bits(most);
 }
 
-// Among the tokens up to `last_key`. Most are ruled out before their noise costs a logarithm: -log(u) >= 1 - u, so a token
-// can beat the best score so far, the warp's, only if 1 - u < e^(z - best).
+// Among the tokens up to `last_key`. Most are ruled out before their noise costs a logarithm: -log(u) >= 1 - u, so a
+// token can beat the best score so far, the warp's, only if 1 - u < e^(z - best).
 template <class Logit>
 DEVICE int race(const ScaledRow<Logit>& scaled, u32 last_key, u64 seed, u32 position, void* memory) {
   Candidate best = {-kInfinity, kNoToken};

@@ -1,12 +1,13 @@
 // Tiles of keys and values: from the pages of the KV buffer to shared memory, and from there to operands of the tensor
 // cores. What depends on the type of the KV buffer is here and nowhere else.
 //
-// A row of a tile is one token's head, padded by 16 bytes: its length in units of 16 bytes is odd for every head_dim and
-// type, so eight rows of a matrix load lie in different banks.
+// A row of a tile is one token's head, padded by 16 bytes: its length in units of 16 bytes is odd for every head_dim
+// and type, so eight rows of a matrix load lie in different banks.
 //
-// e4m3 bytes widen to float16 without a conversion instruction (sm_80 has none): sign, four bits of exponent and three of
-// mantissa move to their places in a float16, which is the value divided by 2^8; kWidened, which whoever scales results
-// multiplies in, takes that back. A matrix load moves pairs of bytes, so its lanes get other elements than with 16 bits:
+// e4m3 bytes widen to float16 without a conversion instruction (sm_80 has none): sign, four bits of exponent and three
+// of mantissa move to their places in a float16, which is the value divided by 2^8; kWidened, which whoever scales
+// results multiplies in, takes that back. A matrix load moves pairs of bytes, so its lanes get other elements than with
+// 16 bits:
 // of keys, a lane has dimensions 4i to 4i + 3 of sixteen, and queries are permuted to match; of values, even and odd
 // dimensions, which changes the dimensions that a lane sums.
 #pragma once

@@ -27,8 +27,8 @@ DEVICE float shuffled(float mine, int distance) { return __shfl_xor_sync(kWholeW
 DEVICE Candidate joined(const Candidate& a, const Candidate& b) { return a.beats(b) ? a : b; }
 DEVICE float joined(float a, float b) { return a + b; }
 
-// The best candidate, or the sum, of all threads: the same in every thread, and always in the same order. `memory`: room
-// for one value a warp.
+// The best candidate, or the sum, of all threads: the same in every thread, and always in the same order. `memory`:
+// room for one value a warp.
 template <class Value>
 DEVICE Value reduce_block(Value value, void* memory) {
   Value* of_warps = static_cast<Value*>(memory);

@@ -1,11 +1,11 @@
 // Norm and rotation of queries and keys, and keys and values into their slots. README.md has the signature.
 //
 //   qkv [num_tokens, QH + 2 KVH, D] of T -> q [num_tokens, QH, D] of T, kv [num_blocks, 2, KVH, BLOCK_SIZE, D]
-//   grid (num_tokens, ceil((QH + 2 KVH) / 4)), 128 threads. A warp takes a head; a lane loads neighbouring pairs, 4 bytes
-//   each, so that a warp reads 128 bytes in a row.
+//   grid (num_tokens, ceil((QH + 2 KVH) / 4)), 128 threads. A warp takes a head; a lane loads neighbouring pairs, 4
+//   bytes each, so that a warp reads 128 bytes in a row.
 //
-// The warp keeps its head in shared memory as float32 [D], since the partner of a dimension, rotary_half further, may be
-// any lane's. Values go from register to register.
+// The warp keeps its head in shared memory as float32 [D], since the partner of a dimension, rotary_half further, may
+// be any lane's. Values go from register to register.
 //
 // Bound: by reading qkv and writing it again once, and for few tokens by the launch. History: 1. as shipped.
 #include "scalar.cuh"

@@ -4,8 +4,8 @@
 // that the logits of a language model spread over some hundred bins of the first round where the bits of a float would
 // fall into a dozen. Scaled logits closer than 2^-25 are tied, which is less than their masses differ by in float32.
 //
-// Bins are 64-bit numbers in two halves, added to by 32-bit atomics: shared memory has no 64-bit addition, only a loop of
-// compare-and-swap. The order of integer additions does not matter, so the result does not depend on timing.
+// Bins are 64-bit numbers in two halves, added to by 32-bit atomics: shared memory has no 64-bit addition, only a loop
+// of compare-and-swap. The order of integer additions does not matter, so the result does not depend on timing.
 #pragma once
 
 #include "logits_row.cuh"

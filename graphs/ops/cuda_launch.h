@@ -9,7 +9,8 @@
 
 namespace chairlift {
 
-// cuLaunchKernel: a function, its grid, its block, dynamic shared bytes, a stream, argument addresses, no extras. 0: done.
+// cuLaunchKernel: a function, its grid, its block, dynamic shared bytes, a stream, argument addresses, no extras.
+// 0: done.
 using CudaLaunch = int (*)(void* function, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,
                            uint32_t block_y, uint32_t block_z, uint32_t shared_bytes, void* stream, void** arguments,
                            void** extra);
@@ -30,7 +31,8 @@ struct CudaStep {
   CudaKernel attn_decode;
   CudaKernel attn_prefill;
   CudaKernel attn_combine;
-  const int32_t* range_begin;        // [num_ranges + 1] the plan, as service/executor/cuda/attention_plan.py describes it
+  // The plan, as service/executor/cuda/attention_plan.py describes it.
+  const int32_t* range_begin;        // [num_ranges + 1]
   const int32_t* part_begin;         // [num_seqs + 1]
   const int32_t* decode_items;       // [_, 8]
   const int32_t* num_prefill_items;  // [1]

@@ -169,7 +169,9 @@ class SimDevice:
 
     def _record(self, kernel: bytes, dims: "ctypes._Pointer[ctypes.c_uint32]", parameters: object, count: int) -> None:
         sizes = [int(dims[i]) for i in range(7)]
-        raw = ctypes.string_at(ctypes.cast(parameters, ctypes.c_void_p), count) if count else b""  # type: ignore[arg-type]
+        raw = b""
+        if count:
+            raw = ctypes.string_at(ctypes.cast(parameters, ctypes.c_void_p), count)  # type: ignore[arg-type]
         grid, block = (sizes[0], sizes[1], sizes[2]), (sizes[3], sizes[4], sizes[5])
         self.launches.append(Launch(kernel.decode(), grid, block, sizes[6], raw))
 
