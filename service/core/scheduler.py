@@ -25,6 +25,7 @@ from service.core.types import FinishReason, Int8Array, Int32Array, Int64Array, 
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
 
+_REST_NS: Final = 1_000_000_000
 _NO_ROWS: Final[Int32Array] = np.empty(0, np.int32)
 # Looking a member up in an enum takes longer than comparing a thousand rows.
 _NONE, _ERROR = np.int8(FinishReason.NONE), np.int8(FinishReason.ERROR)
@@ -61,6 +62,7 @@ class Scheduler:
         self._planner = Planner(config, state, self._policy, budget, self._batching)
         self._flight: _Flight | None = None
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
+        self._last_plan_ns = 0
         self._num_steps = 0
         self._deadlines = Deadlines()
         self._rate = TokenRate()
@@ -91,7 +93,11 @@ class Scheduler:
         assert request.seq_id not in self._live.by_id, "seq_id is unique in the life of the process"
         check_size(request, self.config)
         num_tokens = self._policy.num_tokens_before(request) + len(request.prompt_token_ids)
-        check_deadline(request, round(num_tokens * self._live.totals.uncached_share), self._step_time, self.config)
+        num_tokens = round(num_tokens * self._live.totals.uncached_share)
+        # An engine that has idled tries: its prices may be of a time when the machine was paused, and while it only
+        # refuses it learns no others.
+        is_rested = not self.has_work and request.arrival_ns - self._last_plan_ns >= _REST_NS
+        check_deadline(request, num_tokens, StepTimeModel() if is_rested else self._step_time, self.config)
         check_room(request, self._queue, self._rate, self.config)
         self._live.enter(request)
         self._deadlines.enter(request, self.config.max_queue_wait_ns)
@@ -149,6 +155,7 @@ class Scheduler:
             return None
         reservation = Reservation(self._batch, self._pool, self._queue, self._prefixes)
         plan = self._planner.plan(self._num_steps, reservation)
+        self._last_plan_ns = now_ns
         self._flight = _Flight(plan, reservation, now_ns)
         return plan
 

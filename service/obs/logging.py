@@ -1,8 +1,9 @@
 """Structured logs: one JSON object a line, or readable lines on a terminal. Never prompts, text or token ids."""
 
+import contextlib
 import logging
 import sys
-from typing import TextIO
+from typing import TextIO, cast
 
 import structlog
 from structlog.typing import Processor
@@ -16,6 +17,7 @@ def configure_logging(level: str, log_format: str = "auto", stream: TextIO = sys
     Records of the standard library's loggers come out the same way.
     """
     is_text = log_format == "text" or (log_format == "auto" and stream.isatty())
+    lossy = cast(TextIO, _LossyStream(stream))
     renderer: Processor = structlog.dev.ConsoleRenderer() if is_text else structlog.processors.JSONRenderer()
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -28,10 +30,10 @@ def configure_logging(level: str, log_format: str = "auto", stream: TextIO = sys
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=lossy),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(stream)
+    handler = logging.StreamHandler(lossy)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -39,3 +41,19 @@ def configure_logging(level: str, log_format: str = "auto", stream: TextIO = sys
         )
     )
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
+
+
+class _LossyStream:
+    """Writes to a stream, and drops what it does not take: a full disk or a closed pipe must not fail a request."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: closed
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()

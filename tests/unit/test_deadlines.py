@@ -107,6 +107,20 @@ def test_what_cannot_be_done_in_time_is_refused_at_the_door(left_ms: int, is_tak
         assert not scheduler.has_work
 
 
+def test_an_engine_that_has_rested_for_a_second_tries_what_its_prices_say_cannot_be_done():
+    scheduler = measured()
+    last_plan_ms = sum(10 + 8 + number + 2 * 11 for number in range(40)) - 11
+    for rest_ms, is_taken in ((999, False), (1000, True)):
+        arrival_ns = (last_plan_ms + rest_ms) * MS
+        if is_taken:
+            ask(scheduler, 2, num_tokens=90, arrival_ns=arrival_ns, deadline_ns=arrival_ns + 50 * MS)
+        else:
+            with pytest.raises(DeadlineExceededError, match="90 prompt tokens"):
+                ask(scheduler, 1, num_tokens=90, arrival_ns=arrival_ns, deadline_ns=arrival_ns + 50 * MS)
+    with pytest.raises(DeadlineExceededError):  # with something to do it knows better again
+        ask(scheduler, 3, num_tokens=90, arrival_ns=arrival_ns, deadline_ns=arrival_ns + 50 * MS)
+
+
 @pytest.mark.parametrize(("left_ms", "is_taken"), [(114, False), (116, True)])
 def test_the_output_tokens_that_must_come_take_their_time_too(left_ms: int, is_taken: bool):
     """10 + 6 ms for the prompt, and 9 steps of 11 ms after the first token."""
