@@ -33,6 +33,11 @@ class Deadlines:
         if max_queue_wait_ns:
             self.add(request.arrival_ns + max_queue_wait_ns, request.seq_id, FinishReason.QUEUE_WAIT)
 
+    @property
+    def next_ns(self) -> int | None:
+        """The earliest time, of a live sequence or of one that has ended; None without any."""
+        return self._heap[0][0] if self._heap else None
+
     def due(self, now_ns: int) -> list[tuple[int, FinishReason]]:
         """Take out what has come: (seq_id, reason), earliest first."""
         found = []

@@ -140,6 +140,11 @@ class Scheduler:
         """With work to do, `plan` yields None until this time: a batch is being gathered. 0 in continuous batching."""
         return self._batching.not_before_ns() if self.has_work else 0
 
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """When `expire` may have something to end; None: never."""
+        return self._deadlines.next_ns
+
     def plan(self, now_ns: int) -> StepPlan | None:
         """Choose the next step and reserve its rows and blocks. None when there is nothing to run, or not yet.
 

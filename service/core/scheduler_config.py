@@ -83,6 +83,11 @@ class SchedulerConfig:
                 f"num_blocks is {self.num_blocks}, but must be at most {most}: {self.block_size} tokens each have "
                 "slots, which are 32-bit numbers"
             )
+        if 0 < self.max_queue_wait_ns <= self.batch_window_ns:
+            raise ConfigError(
+                f"max_queue_wait_ns is {self.max_queue_wait_ns}, but must be above batch_window_ns, "
+                f"{self.batch_window_ns}: no batch would start in time"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, but must be at least max_num_seqs, "

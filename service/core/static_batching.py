@@ -37,8 +37,8 @@ class StaticBatching:
         window_ns = self._config.batch_window_ns
         if not window_ns or self._batch.num_rows or len(self._queue) >= self._config.max_num_seqs:
             return 0
-        (head,) = self._queue.first(1)
-        return head.request.arrival_ns + window_ns
+        oldest_ns = min(sequence.request.arrival_ns for sequence in self._queue.first(len(self._queue)))
+        return oldest_ns + window_ns  # whoever the policy lets go first
 
     def admit(
         self,

@@ -30,7 +30,7 @@ class Heartbeat:
             self._last_ns = now_ns
 
     def rest(self) -> None:
-        """There is no work."""
+        """There is nothing to run, or nothing yet."""
         with self._lock:
             self._last_ns = None
 

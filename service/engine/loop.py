@@ -47,7 +47,9 @@ class EngineLoop:
             return self.inbox.wait()
         begin_ns = max(self.retry_ns if self.num_failures else 0, self.scheduler.not_before_ns)
         if begin_ns:
-            return self.inbox.wait(max(0, begin_ns - self.clock.now_ns()) / 1e9)
+            self.heartbeat.rest()
+            wake_ns = min(begin_ns, self.scheduler.next_deadline_ns or begin_ns)
+            return self.inbox.wait(max(0, wake_ns - self.clock.now_ns()) / 1e9)
         return self.inbox.take()
 
     def _apply(self, commands: Commands) -> bool:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from service.core.scheduler import Scheduler
+from service.core.scheduler_config import OrderingConfig
 from service.core.types import FinishReason, Request, SamplingParams, StepResult
 from service.errors import ConfigError
 from tests.unit.scheduler_steps import add, commit, make, reasons, scheduled, step
@@ -76,6 +77,20 @@ def test_a_batch_is_formed_when_full_or_when_its_first_request_has_waited_for_th
     for seq_id in (2, 3):
         scheduler.add(Request(seq_id, np.arange(3, dtype=np.int32), ask, arrival_ns=20 * MS))
     assert scheduled(scheduler, scheduler.plan(20 * MS)) == [(2, 3, True), (3, 3, True)]
+
+
+def test_a_window_runs_from_the_oldest_arrival_whoever_goes_first():
+    scheduler = make_batches("dynamic", batch_window_ns=10 * MS, ordering=OrderingConfig("priority"))
+    for seq_id, arrival_ms in ((1, 5), (2, 9), (3, 13)):  # each goes before the one that came earlier
+        prompt = np.arange(3, dtype=np.int32)
+        scheduler.add(Request(seq_id, prompt, SamplingParams(1), arrival_ns=arrival_ms * MS, priority=seq_id))
+        assert scheduler.not_before_ns == 15 * MS
+
+
+def test_a_window_ends_before_the_longest_wait():
+    make_batches("dynamic", batch_window_ns=10 * MS, max_queue_wait_ns=10 * MS + 1)
+    with pytest.raises(ConfigError, match="must be above batch_window_ns, 10000000"):
+        make_batches("dynamic", batch_window_ns=10 * MS, max_queue_wait_ns=10 * MS)
 
 
 @pytest.mark.parametrize("batching", ["static", "dynamic"])

@@ -10,10 +10,19 @@ from service.clock import MonotonicClock
 from service.commands.assembly import scheduler_config
 from service.core.scheduler import Scheduler
 from service.core.types import SamplingParams
+from service.engine.client import Terms
 from service.engine.engine import Engine
 from service.engine.health import EngineState, Heartbeat
+from service.engine.scheduling import SchedulingSettings
 from service.engine.settings import EngineSettings
-from service.errors import DrainingError, EngineDeadError, ExecutorError, InvalidRequestError, OverloadedError
+from service.errors import (
+    DeadlineExceededError,
+    DrainingError,
+    EngineDeadError,
+    ExecutorError,
+    InvalidRequestError,
+    OverloadedError,
+)
 from tests.doubles import LIMITS, PROMPT, GatedExecutor, NullObserver, eventually, run_async, served_toy, toy_output
 
 PROMPT_IDS = np.array(PROMPT, np.int32)
@@ -162,6 +171,23 @@ def test_idle_engine_runs_no_steps_and_is_alive() -> None:
             await eventually(lambda: toy.engine.is_alive)
             assert num_steps == 6
             assert toy.executor.num_steps == num_steps
+
+    run_async(main())
+
+
+def test_a_deadline_passes_while_a_batch_is_gathered_and_the_engine_is_alive() -> None:
+    async def main() -> None:
+        settings = EngineSettings(stuck_after_s=1e-6)
+        gathering = SchedulingSettings(batching="dynamic", batch_window_ms=60_000.0)
+        async with served_toy(settings=settings, scheduling=gathering) as toy:
+            deadline_ns = MonotonicClock().now_ns() + 50_000_000
+            stream = toy.engine.submit(PROMPT_IDS, GREEDY, Terms(deadline_ns=deadline_ns))
+            with pytest.raises(DeadlineExceededError):
+                await anext(stream)
+            assert MonotonicClock().now_ns() >= deadline_ns
+            toy.engine.submit(PROMPT_IDS, GREEDY)
+            await eventually(lambda: toy.scheduler.counters.num_waiting == 1)
+            await eventually(lambda: toy.engine.is_alive)
 
     run_async(main())
 
