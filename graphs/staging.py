@@ -25,7 +25,7 @@ def require_replaceable(out: Path, overwrite: bool) -> None:
         raise ExportError(f"{out}: exists and is not a folder")
     if (out / MANIFEST_NAME).is_file():
         if not overwrite:
-            raise ExportError(f"{out}: is a model folder already; overwrite it or choose another")
+            raise ExportError(f"{out}: is a model folder already; add --overwrite, or choose another --out")
     elif any(out.iterdir()):
         raise ExportError(f"{out}: exists and is not a model folder; it is left alone")
 

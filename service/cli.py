@@ -24,9 +24,9 @@ COMMANDS = {
 DESCRIPTION = """Serves language models: continuous batching over ONNX Runtime, streamed over gRPC.
 
   chairlift pull smollm2-135m
-  chairlift export models/SmolLM2-135M-Instruct.Q4_1.gguf --out models/smollm2
-  chairlift serve --model models/smollm2
-  chairlift generate --target 127.0.0.1:50051 "What is the capital of France?"
+  chairlift export models/SmolLM2-135M-Instruct.Q4_1.gguf --out models/smollm2-135m-w8a8
+  chairlift serve --model models/smollm2-135m-w8a8
+  chairlift generate --target 127.0.0.1:50051 --temperature 0 "What is the capital of France?"
 """
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130

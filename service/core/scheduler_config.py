@@ -7,6 +7,7 @@ from service.errors import ConfigError
 
 Policy = Literal["fcfs", "priority", "fair"]
 BatchingMode = Literal["continuous", "static", "dynamic"]
+MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6  # of a tenant: sums of tokens over weights stay far from what floats hold
 MAX_KV_SLOTS = (1 << 31) - 1  # token positions of the KV buffer
 
 
@@ -29,8 +30,9 @@ class OrderingConfig:
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least {least}")
         for name, value in (("output_token_cost", self.output_token_cost), *self.tenant_weights):
-            if not 0.0 < value < float("inf"):
-                raise ConfigError(f"the weight of {name!r} is {value}, but must be above 0")
+            if not MIN_WEIGHT <= value <= MAX_WEIGHT:
+                limits_text = f"between {MIN_WEIGHT} and {MAX_WEIGHT:g}"
+                raise ConfigError(f"the weight of {name!r} is {value}, but must be {limits_text}")
 
 
 @dataclass(frozen=True, slots=True)

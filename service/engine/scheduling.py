@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from service.core.scheduler_config import BatchingMode, OrderingConfig, Policy
+from service.core.scheduler_config import MAX_WEIGHT, MIN_WEIGHT, BatchingMode, OrderingConfig, Policy
 from service.engine.client import TENANT_NAME
 
 NS_PER_S = 1_000_000_000
@@ -34,7 +34,10 @@ class SchedulingSettings(BaseModel):
     )
     max_skips: int = Field(default=16, ge=0, description="admissions that may pass a request that does not fit")
     max_queue_wait_s: float = Field(
-        default=0.0, ge=0, description="seconds in the queue after which a request is refused; 0: as long as it takes"
+        default=0.0,
+        ge=0,
+        le=1e6,
+        description="seconds in the queue after which a request is refused; 0: as long as it takes",
     )
 
     prefix_cache: Literal["on", "off"] = Field(
@@ -49,7 +52,7 @@ class SchedulingSettings(BaseModel):
         "unset: each tenant has its own",
     )
     target_itl_ms: float = Field(
-        default=0.0, ge=0, description="time between a stream's tokens that prompts may not stretch; 0: none"
+        default=0.0, ge=0, le=1e6, description="time between a stream's tokens that prompts may not stretch; 0: none"
     )
     prefill_share: float = Field(
         default=0.1, ge=0, lt=1, description="share of the target that prompts get even when decoding leaves none"
@@ -91,8 +94,8 @@ def _weights(text: str) -> tuple[tuple[str, float], ...]:
     weights: dict[str, float] = {}
     for item in filter(None, text.split(",")):
         name, _, share = item.rpartition("=")
-        if not TENANT_NAME.fullmatch(name) or name in weights or not 0.0 < float(share) < float("inf"):
-            limit = "TENANT=SHARE, 1 to 64 visible ASCII characters and a number above 0, with each tenant once"
+        if not TENANT_NAME.fullmatch(name) or name in weights or not MIN_WEIGHT <= float(share) <= MAX_WEIGHT:
+            limit = "TENANT=SHARE, 1 to 64 visible ASCII characters and 1e-6 to 1e6, with each tenant once"
             raise ValueError(f"{item!r} is not {limit}")
         weights[name] = float(share)
     return tuple(weights.items())

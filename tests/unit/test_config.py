@@ -134,7 +134,22 @@ def test_tenant_weights_are_read_from_one_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    "weights", ["a", "a=", "=1", "a=0", "a=-1", "a=nan", "a=inf", "a=1,a=2", "a=1, b=2", "ü=1", f"{65 * 't'}=1"]
+    "weights",
+    [
+        "a",
+        "a=",
+        "=1",
+        "a=0",
+        "a=9e-7",
+        "a=1000001",
+        "a=-1",
+        "a=nan",
+        "a=inf",
+        "a=1,a=2",
+        "a=1, b=2",
+        "ü=1",
+        f"{65 * 't'}=1",
+    ],
 )
 def test_tenant_weights_that_are_none_are_refused(weights: str) -> None:
     with pytest.raises(ConfigError, match="--tenant-weights"):

@@ -180,7 +180,8 @@ def test_abort_takes_back_the_skips():
     [
         {"aging_ns": 0},
         {"output_token_cost": 0.0},
-        {"tenant_weights": (("a", 0.0),)},
+        {"tenant_weights": (("a", 9e-7),)},
+        {"tenant_weights": (("a", 1000001.0),)},
         {"tenant_weights": (("a", float("nan")),)},
         {"max_idle_tenants": -1},
         {"skip_window": -1},
