@@ -7,10 +7,12 @@ BIN := $(VENV)/bin
 MODEL := models/smollm2-135m-w8a8
 DEMO_PORT ?= 50071
 QUESTION ?= What is the capital of France?
+DEVICE ?= cuda
+OUT ?= build/gpu-check
 OPS := $(wildcard graphs/ops/*.cc graphs/ops/*.h graphs/ops/*.inl) graphs/ops/CMakeLists.txt
 PROTO := $(shell find proto -name '*.proto')
 
-.PHONY: help demo setup proto lint type test test-slow bench lock clean
+.PHONY: help demo setup proto lint type test test-slow gpu-check bench lock clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -51,6 +53,9 @@ test: setup ## Every test that needs no GPU
 
 test-slow: setup ## The tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+gpu-check: setup ## Kernels on this machine's GPU, right and how fast; DEVICE=sim for the simulator
+	$(BIN)/python -m tests.cuda.gpu_check --device $(DEVICE) --out $(OUT)
 
 bench: $(MODEL)/manifest.json ## Step costs of the demo model
 	$(BIN)/chairlift bench step --model $(MODEL)

@@ -1,0 +1,53 @@
+"""What the GPU check leaves: results.json for programs, results.md for people."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a step ended. `reason` is empty if it passed."""
+
+    number: int
+    name: str
+    status: str
+    reason: str
+    rows: list[dict[str, object]]  # of its table; same keys in each, or fewer
+
+
+def write_report(results: Sequence[Result], device: str, out: Path) -> str:
+    """Write both files; yields the text of results.md."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    machine = next((result.rows[0] for result in results if result.name == "environment" and result.rows), {})
+    fields = {"date": date, "device": device, "machine": machine, "steps": [asdict(result) for result in results]}
+    (out / "results.json").write_text(json.dumps(fields, indent=2) + "\n")
+    text = _rendered(results, date, device, machine)
+    (out / "results.md").write_text(text)
+    return text
+
+
+def _rendered(results: Sequence[Result], date: str, device: str, machine: dict[str, object]) -> str:
+    lines = ["# GPU check", "", f"- date: {date}", f"- device: {device}"]
+    lines += [f"- {name}: {value}" for name, value in machine.items()] or ["- card, driver, versions: not known"]
+    heads = ("#", "step", "result", "reason")
+    lines += ["", *table(heads, [(each.number, each.name, each.status, each.reason) for each in results])]
+    for result in results:
+        if result.rows and result.name != "environment":
+            keys = list(dict.fromkeys(key for row in result.rows for key in row))
+            cells = [[row.get(key, "") for key in keys] for row in result.rows]
+            lines += ["", f"## {result.number}. {result.name}", "", *table(keys, cells)]
+    return "\n".join(lines) + "\n"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lines of Markdown."""
+    return [_line(heads), "| --- " * len(heads) + "|", *map(_line, rows)]
+
+
+def _line(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(" ".join(str(cell).replace("|", r"\|").split()) for cell in cells) + " |"
