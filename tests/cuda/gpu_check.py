@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from tests.cuda.gpu_check_device import NotRunError, open_device
+from tests.cuda.gpu_check_device import NotRunError, StepFailedError, open_device
 from tests.cuda.gpu_check_report import FAILED, NOT_RUN, PASSED, Result, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +117,8 @@ def run_step(function: str, device_name: str, written: Path) -> None:
             rows = getattr(import_module(module), name)(device)
     except NotRunError as error:
         status, reason = NOT_RUN, str(error)
+    except StepFailedError as error:
+        status, reason, rows = FAILED, str(error), error.rows
     except Exception as error:  # a step may fail in any way; that is what is reported
         status, reason = FAILED, f"{type(error).__name__}: {error}"
     unfinished = written.with_suffix(".unfinished")

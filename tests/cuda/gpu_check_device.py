@@ -35,6 +35,14 @@ class NotRunError(Exception):
     """Why a step cannot run on this device."""
 
 
+class StepFailedError(Exception):
+    """Why a step failed, with the rows that it has all the same."""
+
+    def __init__(self, reason: str, rows: list[dict[str, object]]) -> None:
+        super().__init__(reason)
+        self.rows = rows
+
+
 @dataclass(frozen=True)
 class KernelResources:
     kernel: str
@@ -98,7 +106,7 @@ class CudaDevice:
 
     def describe(self) -> dict[str, str]:
         device = driver_call(driver.cuDeviceGet, 0)
-        name = driver_call(driver.cuDeviceGetName, 64, device).rstrip(b"\0").decode()
+        name = driver_call(driver.cuDeviceGetName, 64, device).split(b"\0")[0].decode()
         number = int(driver_call(driver.cuDriverGetVersion))
         card = (
             f"{name}, {self.modules.architecture}, {self.driver.num_sms} SMs, {self.driver.free_bytes():,} bytes free"

@@ -1,6 +1,6 @@
 """The steps of the GPU check that ask whether kernels are right.
 
-A step takes a device and yields rows for its table. It raises AssertionError, or any error, when it failed.
+A step takes a device and yields rows for its table. It raises StepFailedError, or any other error, when it failed.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from graphs.op_twins_attention import AttentionSpec
 from service.executor.cuda.kernels import KernelConfig, Scalar
 from tests.cuda.attention_problem import Problem, expected_attention, make_arrays
 from tests.cuda.attention_runs import LIMIT, run_attention
-from tests.cuda.gpu_check_device import CheckDevice, as_row
+from tests.cuda.gpu_check_device import CheckDevice, StepFailedError, as_row
 from tests.cuda.sampling_rows import Rows, run_sample_rows
 from tests.cuda.test_rope_kernel import RopeCase
 
@@ -37,8 +37,10 @@ def compilation(device: CheckDevice) -> Table:
     for scalar, (head_dim, tile_tokens) in product(scalars, shapes):
         config = KernelConfig(scalar, head_dim, 16, tile_tokens, logit=scalar)
         rows += [as_row(config, used) for used in device.resources(config)]
-    assert all(row["local_bytes"] == 0 for row in rows), f"stack or spills: {rows}"
-    assert all(row["blocks_per_sm"] != 0 for row in rows), f"a kernel fits no multiprocessor: {rows}"
+    if spilled := sum(row["local_bytes"] != 0 for row in rows):
+        raise StepFailedError(f"{spilled} of {len(rows)} kernels have stack or spills", rows)
+    if unfit := sum(row["blocks_per_sm"] == 0 for row in rows):
+        raise StepFailedError(f"{unfit} of {len(rows)} kernels fit no multiprocessor", rows)
     return rows
 
 
@@ -62,9 +64,11 @@ def correctness(device: CheckDevice) -> Table:
         error = case.error(first)
         bits = [each.tobytes() for each in first]
         repeats = [[each.tobytes() for each in case.run(device)] == bits for _ in range(REPEATS[device.name] - 1)]
-        rows.append({"case": case.name, "error_of_limit": round(error, 4), "repeats_equal": all(repeats)})
-    wrong = [row for row in rows if not row["error_of_limit"] <= 1 or not row["repeats_equal"]]  # NaN is wrong too
-    assert not wrong, f"{len(wrong)} of {len(rows)} cases are wrong: {wrong}"
+        is_right = error <= 1 and all(repeats)  # an error of NaN is wrong
+        cells = {"error / limit": f"{error:.4f}", "repeats equal": all(repeats), "right": is_right}
+        rows.append({"case": case.name, **cells})
+    if wrong := sum(not row["right"] for row in rows):
+        raise StepFailedError(f"{wrong} of {len(rows)} cases are wrong", rows)
     return rows
 
 

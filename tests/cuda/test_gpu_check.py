@@ -7,8 +7,9 @@ import pytest
 
 from tests.cuda.attention_problem import Problem, expected_attention, make_arrays
 from tests.cuda.gpu_check import NOT_IN_THIS_VERSION, STEPS, Step, exit_code, main, run_steps
+from tests.cuda.gpu_check_device import KernelResources, StepFailedError
 from tests.cuda.gpu_check_report import Result, write_report
-from tests.cuda.gpu_check_steps import attention_case
+from tests.cuda.gpu_check_steps import attention_case, compilation
 from tests.cudasim.build import missing_tool
 
 pytestmark = pytest.mark.skipif(missing_tool() is not None, reason=str(missing_tool()))
@@ -18,6 +19,10 @@ HERE = "tests.cuda.test_gpu_check"
 
 def fails(_device):
     raise AssertionError("planted | failure\nin two lines")
+
+
+def finds_a_wrong_case(_device):
+    raise StepFailedError("1 of 2 cases is wrong", [{"case": "a"}, {"case": "b"}])
 
 
 def dies(_device):
@@ -49,7 +54,9 @@ def test_every_step_of_this_version_passes_on_the_simulator_or_says_why_not(tmp_
 
 
 def test_failed_steps_are_reported_and_the_others_still_run(tmp_path):
-    steps = [Step(i, name, f"{HERE}:{name}", 60) for i, name in enumerate(("fails", "dies", "passes"))]
+    steps = [
+        Step(i, name, f"{HERE}:{name}", 60) for i, name in enumerate(("fails", "dies", "passes", "finds_a_wrong_case"))
+    ]
     steps.insert(2, Step(7, "hangs", f"{HERE}:hangs", 0.1))
     results = run_steps(steps, "sim", [step.name for step in steps], tmp_path)
     assert [
@@ -57,11 +64,26 @@ def test_failed_steps_are_reported_and_the_others_still_run(tmp_path):
         Result(1, "dies", "failed", "its process ended with 3: nothing on standard error", []),
         Result(7, "hangs", "failed", "not done within 0.1 s", []),
         Result(2, "passes", "passed", "", [{"device": "sim"}]),
+        Result(3, "finds_a_wrong_case", "failed", "1 of 2 cases is wrong", [{"case": "a"}, {"case": "b"}]),
     ] == results
     assert 1 == exit_code(results)
     text = write_report(results, "sim", tmp_path)
     assert r"| 0 | fails | failed | AssertionError: planted \| failure in two lines |" in text.splitlines()
-    assert text.endswith("## 2. passes\n\n| device |\n| --- |\n| sim |\n")
+    assert "\n## 2. passes\n\n| device |\n| --- |\n| sim |\n" in text
+    assert text.endswith("\n## 3. finds_a_wrong_case\n\n| case |\n| --- |\n| a |\n| b |\n")
+
+
+class SpilledDevice:
+    name = "sim"
+
+    def resources(self, _config):
+        return [KernelResources("attn_decode", 255, 0, 2), KernelResources("attn_prefill", 255, 8, 1)]
+
+
+def test_a_kernel_that_spills_fails_the_compilation():
+    with pytest.raises(StepFailedError, match="1 of 2 kernels have stack or spills") as raised:
+        compilation(SpilledDevice())
+    assert [0, 8] == [row["local_bytes"] for row in raised.value.rows]
 
 
 def test_steps_that_were_not_chosen_are_not_run(tmp_path):
