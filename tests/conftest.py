@@ -1,14 +1,27 @@
-"""Fixtures that several test folders share: the demo model and its exports."""
+"""Fixtures that several test folders share: the demo model and its exports, and logging as it was."""
 
 import hashlib
+import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "models"
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    """Gives the process's logging back as it was: commands set it up, with the streams of the test that runs them."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield
+    if structlog.is_configured():
+        structlog.reset_defaults()
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import pytest
 from cuda.bindings import driver
 from cuda.pathfinder import DynamicLibNotFoundError
 
-from service import cli
 from service.errors import ConfigError
 from service.executor.cuda.driver import CudaDriver
 from service.executor.cuda.kernels_driver import DriverModules
@@ -33,15 +32,11 @@ pytestmark = pytest.mark.skipif(has_driver(), reason="this machine has an NVIDIA
 MISSING = "device: cuda cannot be used: no NVIDIA driver is installed: libcuda.so.1 is not found"
 
 
-def test_serve_says_in_one_line_what_is_missing_and_exits_with_2(tiny_float16) -> None:
-    command = [sys.executable, "-m", "service.cli", "serve", "--model", str(tiny_float16), "--device", "cuda"]
-    result = subprocess.run([*command, "--port", "0"], capture_output=True, text=True, timeout=60, check=False)
-    assert (2, f"chairlift serve: {MISSING}\n") == (result.returncode, result.stderr)
-
-
-def test_other_commands_say_the_same(tiny_float16, capsys) -> None:
-    assert 2 == cli.main(["generate", "--model", str(tiny_float16), "--device", "cuda", "A question"])
-    assert f"chairlift generate: {MISSING}\n" == capsys.readouterr().err
+@pytest.mark.parametrize(("command", "rest"), [("serve", ["--port", "0"]), ("generate", ["A question"])])
+def test_a_command_says_in_one_line_what_is_missing_and_exits_with_2(tiny_float16, command, rest) -> None:
+    arguments = [sys.executable, "-m", "service.cli", command, "--model", str(tiny_float16), "--device", "cuda", *rest]
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+    assert (2, f"chairlift {command}: {MISSING}\n") == (result.returncode, result.stderr)
 
 
 def test_the_model_is_not_read_before(tmp_path) -> None:

@@ -2,22 +2,10 @@
 
 import io
 import logging
-from collections.abc import Iterator
 
-import pytest
 import structlog
 
 from service.obs.logging import configure_logging
-
-
-@pytest.fixture
-def restored_logging() -> Iterator[None]:
-    """Gives the process's logging back as it was."""
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
-    structlog.reset_defaults()
 
 
 class FullDisk(io.StringIO):
@@ -29,7 +17,7 @@ class FullDisk(io.StringIO):
         return super().write(text)
 
 
-def test_a_line_that_cannot_be_written_raises_nothing(restored_logging: None) -> None:
+def test_a_line_that_cannot_be_written_raises_nothing() -> None:
     stream = FullDisk()
     configure_logging("info", "json", stream)
     logger = structlog.get_logger()
@@ -40,7 +28,7 @@ def test_a_line_that_cannot_be_written_raises_nothing(restored_logging: None) ->
     assert "second" not in stream.getvalue()
 
 
-def test_a_closed_stream_raises_nothing(restored_logging: None) -> None:
+def test_a_closed_stream_raises_nothing() -> None:
     stream = io.StringIO()
     configure_logging("info", "json", stream)
     stream.close()
