@@ -6,7 +6,7 @@ Both are what `SimKernels` launches on, so that the kernel tests' problems run o
 import ctypes
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +20,7 @@ from service.executor.cuda.compiler import CubinCache, nvrtc_version
 from service.executor.cuda.driver import CudaDriver, driver_call
 from service.executor.cuda.kernels import KernelConfig, kernel_specs, load_kernels, source_folder
 from service.executor.cuda.kernels_driver import DriverModules
-from service.executor.cuda.launch import CudaOps
+from service.executor.cuda.launch import CudaOps, LoadedKernel
 from service.executor.op_library import OpLibrary
 from tests.cuda.kernel_builds import MACROS, compiled
 from tests.cuda.launch_gate import LAUNCH_TYPE
@@ -118,12 +118,16 @@ class CudaDevice:
         )
         return {"card": card, "driver": text, **versions()}
 
+    def kernels(self, config: KernelConfig) -> Mapping[str, LoadedKernel]:
+        """Every kernel of a model of `config`, as the product loads them."""
+        return load_kernels(config, self.cache, self.modules)
+
     def resources(self, config: KernelConfig) -> list[KernelResources]:
         """As the loaded functions report them."""
         attribute = driver.CUfunction_attribute
         wanted = (attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
         found = []
-        for name, kernel in load_kernels(config, self.cache, self.modules).items():
+        for name, kernel in self.kernels(config).items():
             function = driver.CUfunction(kernel.function)
             registers, local = (int(driver_call(driver.cuFuncGetAttribute, each, function)) for each in wanted)
             found.append(KernelResources(name, registers, local, self.driver.blocks_per_sm(kernel)))

@@ -7,7 +7,7 @@ from statistics import median
 import numpy as np
 
 from service.executor.cuda.attention_plan import AttentionPlanner, PlanLayout, PlanLimits
-from service.executor.cuda.kernels import KernelConfig, Scalar, choose_tile_tokens, load_kernels
+from service.executor.cuda.kernels import KernelConfig, Scalar, choose_tile_tokens
 from service.executor.cuda.launch import LoadedKernel
 from tests.cuda.gpu_check_device import CheckDevice, CudaDevice, NotRunError, StepFailedError
 from tests.cuda.gpu_check_steps import Table
@@ -90,7 +90,7 @@ class Decode:
         self._gpu, self._batch = gpu, batch
         self._addresses: list[int] = []
         tile = choose_tile_tokens(HEAD_DIM, is_kv_fp8=False, max_shared_bytes=gpu.modules.max_shared_bytes)
-        kernels = load_kernels(KernelConfig(Scalar.BF16, HEAD_DIM, BLOCK_SIZE, tile), gpu.cache, gpu.modules)
+        kernels = gpu.kernels(KernelConfig(Scalar.BF16, HEAD_DIM, BLOCK_SIZE, tile))
         self._decode, self._combine = kernels["attn_decode"], kernels["attn_combine"]
         resident = gpu.driver.num_sms * gpu.driver.blocks_per_sm(self._decode)
         group = NUM_HEADS // NUM_KV_HEADS
@@ -109,31 +109,31 @@ class Decode:
         kv = self._random_kv(order.size * BLOCK_BYTES, rng)
         shape = (batch, NUM_HEADS, HEAD_DIM)
         q = self._upload(_bf16(rng.standard_normal(shape)))
-        self._out_array = np.full(shape, 0xFFFF, np.uint16)  # NaN
-        self._out = self._upload(self._out_array)
+        self.out = np.full(shape, 0xFFFF, np.uint16)  # NaN
+        self._out_address = self._upload(self.out)
         slots = max(1, self._limits.max_partials) * NUM_KV_HEADS * 16
         part = self._upload(np.full(slots * HEAD_DIM, np.nan, np.float32))
         lse = self._upload(np.full(slots, np.nan, np.float32))
         scale = math.log2(math.e) / math.sqrt(HEAD_DIM)
         sizes = [*map(ctypes.c_int32, (columns, NUM_KV_HEADS, group, 0)), *map(ctypes.c_float, (scale, 0.0, 1.0))]
         pointer = ctypes.c_void_p
-        self._decode_arguments = [
-            [*map(pointer, (q, kv, table, items, ranges, self._out, part, lse)), *sizes] for table in tables
+        self.decode_arguments = [
+            [*map(pointer, (q, kv, table, items, ranges, self._out_address, part, lse)), *sizes] for table in tables
         ]
-        merged = map(pointer, (part, lse, parts, self._upload(starts), self._out))
+        merged = map(pointer, (part, lse, parts, self._upload(starts), self._out_address))
         self._combine_arguments = [*merged, ctypes.c_int32(NUM_KV_HEADS), ctypes.c_int32(group)]
 
     def __call__(self, call: int) -> None:
         """Enqueue one step."""
-        arguments = self._decode_arguments[call % len(self._decode_arguments)]
+        arguments = self.decode_arguments[call % len(self.decode_arguments)]
         self._launch(self._decode, self._limits.num_ranges, arguments)
         if self.num_partials:
             self._launch(self._combine, self._batch, self._combine_arguments)
 
     def is_output_finite(self) -> bool:
         """Whether every number of the output was written, and is neither NaN nor infinity."""
-        self._gpu.copy_out(self._out, self._out_array)
-        return bool(((self._out_array & 0x7F80) != 0x7F80).all())
+        self._gpu.copy_out(self._out_address, self.out)
+        return bool(((self.out & 0x7F80) != 0x7F80).all())
 
     def close(self) -> None:
         while self._addresses:
