@@ -24,22 +24,27 @@ def model_variant(path: Path, info: ModelInfo, dtype: KvDtype) -> bytes:
     Its external data stays where it is, relative to the folder of `path`. Raises ModelFolderError when the graph cannot
     be read or does not have the layers of `info`.
     """
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf and onnx raise several unrelated types
-        raise ModelFolderError(f"{path}: not a readable ONNX file: {error}") from error
-    _set_kv_type(model, info, dtype, path)
-    variant: bytes = model.SerializeToString()
-    return variant
-
-
-def _set_kv_type(model: Any, info: ModelInfo, dtype: KvDtype, path: Path) -> None:
-    inputs = [value for value in model.graph.input if value.name.startswith(KV_INPUT_PREFIX)]
-    if len(inputs) != info.num_layers:
-        raise ModelFolderError(f"{path}: has {len(inputs)} KV inputs, the manifest says {info.num_layers} layers")
-    for value in inputs:
+    model, kv_inputs = read_graph(path, info)
+    for value in kv_inputs:
         tensor = value.type.tensor_type
         tensor.elem_type = _ELEMENT_TYPES[dtype]
         width = tensor.shape.dim[-1]
         if dtype is KvDtype.INT8 and width.HasField("dim_value"):
             width.dim_value = info.head_dim + SCALE_BYTES
+    variant: bytes = model.SerializeToString()
+    return variant
+
+
+def read_graph(path: Path, info: ModelInfo) -> tuple[onnx.ModelProto, list[Any]]:
+    """The model at `path` without its external data, and its KV inputs, one per layer of `info`.
+
+    Raises ModelFolderError when the file cannot be read or does not have those layers.
+    """
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except Exception as error:  # protobuf and onnx raise several unrelated types
+        raise ModelFolderError(f"{path}: not a readable ONNX file: {error}") from error
+    kv_inputs = [value for value in model.graph.input if value.name.startswith(KV_INPUT_PREFIX)]
+    if len(kv_inputs) != info.num_layers:
+        raise ModelFolderError(f"{path}: has {len(kv_inputs)} KV inputs, the manifest says {info.num_layers} layers")
+    return model, kv_inputs

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import onnx
 from onnx import TensorProto, helper
 
 from graphs.manifest import ModelInfo
 from service.errors import ModelFolderError
-from service.executor.model_variant import KV_INPUT_PREFIX
+from service.executor.model_variant import read_graph
 
 _ATTENTION: Final = "PagedAttention"
 
@@ -33,14 +32,8 @@ def cuda_graph(path: Path, info: ModelInfo, op_domain: str) -> CudaGraph:
     Its external data stays where it is, relative to the folder of `path`. Raises ModelFolderError when the graph cannot
     be read or does not have the layers of `info`.
     """
-    try:
-        model = onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf and onnx raise several unrelated types
-        raise ModelFolderError(f"{path}: not a readable ONNX file: {error}") from error
+    model, kv_inputs = read_graph(path, info)
     graph = model.graph
-    kv_inputs = [value for value in graph.input if value.name.startswith(KV_INPUT_PREFIX)]
-    if len(kv_inputs) != info.num_layers:
-        raise ModelFolderError(f"{path}: has {len(kv_inputs)} KV inputs, the manifest says {info.num_layers} layers")
     for value in (*kv_inputs, *graph.output):
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
     try:
