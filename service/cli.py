@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         return fail(args.command, f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except MemoryError as error:
+        return fail(args.command, f"too little memory: {str(error) or 'none is left'}")
     except (ChairliftError, ExportError, ManifestError) as error:
         return fail(args.command, str(error))
 

@@ -17,13 +17,16 @@ from service.api.settings import ServerSettings
 from service.engine.scheduling import SchedulingSettings
 from service.engine.settings import EngineSettings
 from service.errors import ConfigError
-from service.executor.config import ExecutorConfig
+from service.executor.config import (
+    MAX_BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    MAX_NUM_BATCHED_TOKENS,
+    MAX_NUM_SEQS,
+    MAX_THREADS,
+    ExecutorConfig,
+)
 
 ENV_PREFIX = "CHAIRLIFT_"
-# Far beyond what a machine can use, and low enough that a slip of the keyboard is told before memory runs out.
-MAX_THREADS = 1024
-MAX_NUM_SEQS = 1 << 16
-MAX_NUM_BATCHED_TOKENS = 1 << 20
 
 
 class ExecutorSettings(BaseModel):
@@ -34,7 +37,9 @@ class ExecutorSettings(BaseModel):
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="where the model runs")
     kv_memory: str = Field(default="0.5", description="KV buffer: 512MiB, or a share of free memory, as 0.5")
     kv_dtype: Literal["auto", "float32", "float16", "int8"] = Field(default="auto", description="type of a KV element")
-    block_size: int = Field(default=16, ge=1, description="token positions per KV block, a power of two")
+    block_size: int = Field(
+        default=16, ge=1, le=MAX_BLOCK_SIZE, description="token positions per KV block, a power of two"
+    )
     max_num_seqs: int = Field(default=16, ge=1, le=MAX_NUM_SEQS, description="sequences that run at the same time")
     max_num_batched_tokens: int = Field(
         default=512,
@@ -44,7 +49,10 @@ class ExecutorSettings(BaseModel):
         description="tokens of one step, at least max_num_seqs",
     )
     max_model_len: int | None = Field(
-        default=None, ge=2, description="tokens of one sequence, prompt and output; unset: the model's context"
+        default=None,
+        ge=2,
+        le=MAX_MODEL_LEN,
+        description="tokens of one sequence, prompt and output; unset: the model's context",
     )
     threads: int | None = Field(
         default=None, ge=1, le=MAX_THREADS, description="threads of one step; unset: every usable processor"

@@ -16,17 +16,24 @@ from typing import Final
 
 import numpy as np
 
-from service.bench.number_lists import positive_numbers
+from service.bench.number_flags import MAX_COUNT, NumberFlag, add_numbers, listed, whole_number
 from service.core.block_hash import extend_digests, tenant_root
 from service.core.scheduler import Scheduler, SchedulerConfig
 from service.core.types import Int32Array, Request, SamplingParams, StepResult
-from service.errors import ConfigError
+from service.executor.config import MAX_MODEL_LEN, MAX_NUM_SEQS
 
 _BLOCK_SIZE: Final = 16
 _WARM_UP_STEPS: Final = 50
 _MAX_WARM_UP_STEPS: Final = 1000  # sequences that never fill a block leave none in the cache
 _CHUNK_TOKENS: Final = 8192  # of a step, beside its decode tokens
 _VOCAB_SIZE: Final = 32_000
+
+NUMBER_FLAGS: Final = (
+    NumberFlag("--running", listed(whole_number(1, MAX_NUM_SEQS)), "64,256,1024,4096,8192", "running sequences"),
+    NumberFlag("--steps", whole_number(1, MAX_COUNT), 500, "timed steps per case"),
+    NumberFlag("--prompt-tokens", whole_number(1, MAX_MODEL_LEN), 128, "mean tokens of a prompt"),
+    NumberFlag("--output-tokens", whole_number(1, MAX_MODEL_LEN), 300, "mean tokens of an output"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +54,13 @@ class ScheduleCost:
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags of the command."""
-    parser.add_argument(
-        "--running", type=positive_numbers, default="64,256,1024,4096,8192", metavar="N,..", help="running sequences"
-    )
-    parser.add_argument("--steps", type=int, default=500, metavar="N", help="timed steps per case (default 500)")
-    parser.add_argument(
-        "--prompt-tokens", type=int, default=128, metavar="N", help="mean tokens of a prompt (default 128)"
-    )
-    parser.add_argument(
-        "--output-tokens", type=int, default=300, metavar="N", help="mean tokens of an output (default 300)"
-    )
+    add_numbers(parser, NUMBER_FLAGS)
     parser.add_argument("--prefix-cache", choices=("on", "off"), default="on", help="whether blocks are kept")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
 
 
 def run(arguments: Namespace) -> int:
     """Measure every case and print it. Raises ConfigError. Returns the exit code."""
-    for name in ("steps", "prompt_tokens", "output_tokens"):
-        if getattr(arguments, name) < 1:
-            flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} is {getattr(arguments, name)}, but must be at least 1")
     lengths = (arguments.prompt_tokens, arguments.output_tokens)
     has_cache = arguments.prefix_cache == "on"
     costs = [measure(running, arguments.steps, lengths, has_cache=has_cache) for running in arguments.running]

@@ -20,16 +20,24 @@ from typing import Final
 
 from service.bench.decode_state import filled_scheduler, noisy_kv_cache
 from service.bench.node_times import node_times_ns, split
-from service.bench.number_lists import positive_numbers
+from service.bench.number_flags import MAX_COUNT, NumberFlag, add_numbers, listed, whole_number
 from service.bench.read_bandwidth import ReadBandwidth
 from service.core.scheduler import Scheduler
 from service.errors import ConfigError
-from service.executor.config import ExecutorConfig
+from service.executor.config import MAX_BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_THREADS, ExecutorConfig
 from service.executor.factory import create_executor
 from service.executor.kv_layout import KvDtype
 from service.executor.ort import ExecutionTimes, OrtExecutor
 
 _WARM_UP_STEPS: Final = 3
+
+NUMBER_FLAGS: Final = (
+    NumberFlag("--batch", listed(whole_number(1, MAX_NUM_SEQS)), "1,4,16,64", "sequences per step"),
+    NumberFlag("--context", listed(whole_number(1, MAX_MODEL_LEN)), "64,512,2048", "tokens per sequence"),
+    NumberFlag("--steps", whole_number(1, MAX_COUNT), 16, "steps per case"),
+    NumberFlag("--block-size", whole_number(1, MAX_BLOCK_SIZE), 16, "token positions per block"),
+    NumberFlag("--threads", whole_number(1, MAX_THREADS), None, "threads of one step; unset: every usable processor"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +75,8 @@ class _Case:
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags of the command."""
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="model folder")
-    parser.add_argument(
-        "--batch", type=positive_numbers, default="1,4,16,64", metavar="N,..", help="sequences per step"
-    )
-    parser.add_argument(
-        "--context", type=positive_numbers, default="64,512,2048", metavar="N,..", help="tokens per sequence"
-    )
-    parser.add_argument("--steps", type=int, default=16, metavar="N", help="steps per case (default 16)")
+    add_numbers(parser, NUMBER_FLAGS)
     parser.add_argument("--kv-dtype", default="auto", choices=("auto", *KvDtype), help="element type of the KV buffer")
-    parser.add_argument("--block-size", type=int, default=16, metavar="N", help="token positions per block")
-    parser.add_argument("--threads", type=int, default=None, metavar="N", help="threads of one step")
     parser.add_argument("--spin", default="step", choices=("off", "step"), help="whether a step's threads spin")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
 

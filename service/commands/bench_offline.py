@@ -11,11 +11,11 @@ from pathlib import Path
 import uvloop
 
 from service import config
+from service.bench.number_flags import MAX_COUNT, whole_number
 from service.commands.assembly import load_model
 from service.commands.model_source import model_folder
 from service.commands.run import OFFLINE, BatchRun, Tally
 from service.commands.weights import add_weights_argument
-from service.errors import ConfigError
 from service.obs.engine_log import EngineLog
 from service.obs.logging import configure_logging
 
@@ -42,7 +42,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--requests", required=True, type=Path, metavar="FILE", help="requests as `chairlift run` reads"
     )
-    parser.add_argument("--runs", type=int, default=1, metavar="N", help="passes over the file (default 1)")
+    parser.add_argument(
+        "--runs", type=whole_number(1, MAX_COUNT), default=1, metavar="N", help="passes over the file (default 1)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
     add_weights_argument(parser, None)
     config.add_arguments(parser, config.ExecutorSettings)
@@ -51,8 +53,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Answer the file as often as asked for, and report each time."""
     config.check_environment()
-    if args.runs < 1:
-        raise ConfigError(f"--runs is {args.runs}, but must be at least 1")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runs = runner.run(_measure(args))
     if args.json:

@@ -18,7 +18,16 @@ from service.api.convert import request_message
 from service.api.params import GenerationParams, TokenPrompt
 from service.bench.load import due_times_s, run_load
 from service.bench.load_report import html_report, json_report, text_report
-from service.bench.number_lists import positive_number, positive_rates, whole_number
+from service.bench.number_flags import (
+    ARRIVAL_FLAGS,
+    MAX_COUNT,
+    MAX_SECONDS,
+    NumberFlag,
+    add_numbers,
+    rates,
+    real_number,
+    whole_number,
+)
 from service.bench.timeline import LoadReport, load_report
 from service.commands.generate import RemoteError
 from service.commands.report_output import add_output_arguments, check_output, good_limits, write_output
@@ -33,6 +42,12 @@ and --rates are speeds. Without a file prompts are random token ids, with length
 lognormal:MEDIAN:SIGMA. Requests go out when they are due, however many are in flight; a rate of inf sends all at
 once."""
 ARRIVALS = ("poisson", "gamma", "on-off", "trace")
+NUMBER_FLAGS = (
+    NumberFlag("--num-requests", whole_number(1, 10_000_000), None, "of each run (default: the file's, else 100)"),
+    NumberFlag("--vocab-size", whole_number(1, 1 << 31), 1000, "ids of random prompts"),
+    NumberFlag("--warm-up", whole_number(0, MAX_COUNT), 1, "requests before the first run"),
+    NumberFlag("--max-seconds", real_number(1e-3, MAX_SECONDS), 600.0, "of each run"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,34 +63,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("--target", default="127.0.0.1:50051", metavar="HOST:PORT", help="the server (%(default)s)")
     parser.add_argument(
-        "--rates", type=positive_rates, default="1", metavar="R,..", help="requests per second, one run each (1)"
+        "--rates", type=rates, default="1", metavar="R,..", help="requests per second, one run each (1)"
     )
     parser.add_argument("--arrivals", default="poisson", choices=ARRIVALS, help="default poisson")
-    parser.add_argument("--burstiness", type=float, default=0.5, metavar="X", help="gamma: below 1 is burstier (0.5)")
-    parser.add_argument("--on-s", type=float, default=10.0, metavar="S", help="on-off: seconds of a burst (10)")
-    parser.add_argument("--off-s", type=float, default=30.0, metavar="S", help="on-off: seconds of silence (30)")
     parser.add_argument("--requests", type=Path, metavar="FILE", help="requests, a JSON object a line, used in turn")
-    parser.add_argument(
-        "--num-requests", type=positive_number, metavar="N", help="of each run (default: the file's, else 100)"
-    )
     parser.add_argument("--prompts", default="lognormal:128:0.7", metavar="LENGTHS", help="default %(default)s")
     parser.add_argument("--outputs", default="lognormal:64:0.7", metavar="LENGTHS", help="default %(default)s")
-    parser.add_argument(
-        "--vocab-size", type=positive_number, default=1000, metavar="N", help="ids of random prompts (1000)"
-    )
-    parser.add_argument("--seed", type=whole_number, default=0, metavar="N", help="same seed, same load (default 0)")
-    parser.add_argument(
-        "--warm-up", type=whole_number, default=1, metavar="N", help="requests before the first run (default 1)"
-    )
-    parser.add_argument("--max-seconds", type=float, default=600.0, metavar="S", help="of each run (default 600)")
+    add_numbers(parser, (*ARRIVAL_FLAGS, *NUMBER_FLAGS))
     add_output_arguments(parser)
 
 
 def run(args: Namespace) -> int:
     """Send the load of every rate and report. Raises ConfigError, RemoteError when no answer comes at all."""
     check_output(args)
-    if not 0 < args.max_seconds < math.inf:
-        raise ConfigError(f"--max-seconds is {args.max_seconds}, but must be above 0")
     limits = good_limits(args)
     feed = _feed(args)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -8,6 +8,8 @@ import grpc
 from chairlift.inference.v1 import inference_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from service.bench.number_flags import MAX_SECONDS, real_number
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags of `health`."""
@@ -15,7 +17,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--target", default="127.0.0.1:50051", metavar="HOST:PORT", help="the server (default %(default)s)"
     )
     parser.add_argument(
-        "--wait", type=float, default=0.0, metavar="SECONDS", help="ask until it serves, at most so long (default 0)"
+        "--wait",
+        type=real_number(0, MAX_SECONDS),
+        default=0.0,
+        metavar="SECONDS",
+        help="ask until it serves, at most so long (default 0)",
     )
 
 

@@ -8,19 +8,29 @@ from pathlib import Path
 from typing import cast, get_args
 
 from graphs.progress import ProgressBar
-from service.bench.number_lists import positive_number, positive_rates, whole_number
+from service.bench.number_flags import (
+    ARRIVAL_FLAGS,
+    MAX_COUNT,
+    MAX_SECONDS,
+    NumberFlag,
+    add_numbers,
+    rates,
+    real_number,
+    whole_number,
+)
 from service.commands.report_output import add_output_arguments, check_output, good_limits, write_output
-from service.core.scheduler_config import BatchingMode, OrderingConfig, Policy, SchedulerConfig
+from service.core.scheduler_config import MAX_KV_SLOTS, BatchingMode, OrderingConfig, Policy, SchedulerConfig
 from service.errors import ConfigError
+from service.executor.config import MAX_BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from service.report.latency_limits import LatencyLimits
 from service.sim.arrivals import arrivals_named
-from service.sim.autoscaler import AutoscaleRule
+from service.sim.autoscaler import MAX_REPLICAS, AutoscaleRule
 from service.sim.latency import H200_NUM_BLOCKS, PROFILES, StepLatency, load_latency
 from service.sim.lengths import RequestLengths, SeparateLengths, load_lengths, parse_lengths
 from service.sim.report import RunReport, html_report, json_report, run_report, text_report
 from service.sim.router import ROUTERS
 from service.sim.run import Deployment, Simulation
-from service.sim.workload import NO_PREFIXES, SharedPrefixes, Tenant, Trace, Workload, parse_tenants
+from service.sim.workload import MAX_PREFIXES, NO_PREFIXES, SharedPrefixes, Tenant, Trace, Workload, parse_tenants
 
 EPILOG = """Lengths are fixed:N, uniform:LEAST:MOST or lognormal:MEDIAN:SIGMA. A trace is a file of JSON objects with
 arrival_s, prompt_tokens (or prompt_token_ids), output_tokens (or max_tokens) and perhaps tenant. Step times are a
@@ -35,13 +45,37 @@ AXES = {
 }
 """Flags that take several values, beside the rates."""
 
+WORKLOAD_FLAGS = (
+    NumberFlag("--requests", whole_number(1, MAX_COUNT), 10_000, "how many"),
+    NumberFlag("--prefixes", whole_number(0, MAX_PREFIXES), 0, "shared prompt prefixes of each tenant"),
+    NumberFlag("--prefix-tokens", whole_number(1, MAX_MODEL_LEN), 1024, "tokens of one"),
+    NumberFlag("--prefix-share", real_number(0, 1), 0.9, "requests that begin with one"),
+)
+DEPLOYMENT_FLAGS = (
+    NumberFlag("--num-blocks", whole_number(2, MAX_KV_SLOTS), H200_NUM_BLOCKS, "KV blocks"),
+    NumberFlag("--block-size", whole_number(1, MAX_BLOCK_SIZE), 16, "tokens per block"),
+    NumberFlag("--max-num-seqs", whole_number(1, MAX_NUM_SEQS), 512, "running sequences"),
+    NumberFlag("--max-num-batched-tokens", whole_number(1, MAX_NUM_BATCHED_TOKENS), 8192, "tokens of a step"),
+    NumberFlag("--max-model-len", whole_number(2, MAX_MODEL_LEN), 8192, "tokens of a sequence"),
+    NumberFlag("--max-waiting-requests", whole_number(1, MAX_COUNT), 1 << 20, "queue's bound"),
+    NumberFlag("--replicas", whole_number(1, MAX_REPLICAS), 1, "at the start"),
+    NumberFlag("--batch-window-ms", real_number(0, 60_000), 100.0, "dynamic batching: milliseconds"),
+    NumberFlag("--target-itl-ms", real_number(0, 1e6), 0.0, "chunks respect these milliseconds; 0: no target"),
+)
+AUTOSCALE_FLAGS = (
+    NumberFlag("--scale-interval-s", real_number(1e-3, MAX_SECONDS), 15.0, "seconds between looks at the load"),
+    NumberFlag("--startup-s", real_number(0, MAX_SECONDS), 60.0, "seconds until a new replica serves"),
+    NumberFlag("--cooldown-s", real_number(0, MAX_SECONDS), 300.0, "seconds of low load before one goes"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class _Scenario:
-    """One run: a name of what differs between runs, a rate, and a deployment."""
+    """One run: a name of what differs between runs, a rate, what is asked, and of whom."""
 
     name: str
     rate: float
+    workload: Workload | Trace
     deployment: Deployment
 
 
@@ -59,7 +93,8 @@ def run(args: Namespace) -> int:
     limits = good_limits(args)
     tenants = parse_tenants(args.tenants)
     bar = ProgressBar()
-    reports = [_run_scenario(args, scenario, tenants, limits, bar) for scenario in _scenarios(args, tenants)]
+    scenarios = list(_scenarios(args, tenants))  # all of them are checked before the first one runs
+    reports = [_run_scenario(args, scenario, tenants, limits, bar) for scenario in scenarios]
     write_output(
         args,
         lambda command: html_report(command, reports, limits),
@@ -71,14 +106,9 @@ def run(args: Namespace) -> int:
 
 def _add_workload_arguments(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
-    group.add_argument("--requests", type=positive_number, default=10_000, metavar="N", help="how many (default 10000)")
-    group.add_argument(
-        "--rates", type=positive_rates, default="10", metavar="R,..", help="requests per second (default 10)"
-    )
+    group.add_argument("--rates", type=rates, default="10", metavar="R,..", help="requests per second (default 10)")
     group.add_argument("--arrivals", default="poisson", choices=("poisson", "gamma", "on-off"), help="default poisson")
-    group.add_argument("--burstiness", type=float, default=0.5, metavar="X", help="gamma: below 1 is burstier (0.5)")
-    group.add_argument("--on-s", type=float, default=10.0, metavar="S", help="on-off: seconds of a burst (10)")
-    group.add_argument("--off-s", type=float, default=30.0, metavar="S", help="on-off: seconds of silence (30)")
+    add_numbers(group, (*ARRIVAL_FLAGS, *WORKLOAD_FLAGS))
     group.add_argument("--prompts", default="lognormal:256:0.8", metavar="LENGTHS", help="default %(default)s")
     group.add_argument("--outputs", default="lognormal:200:0.7", metavar="LENGTHS", help="default %(default)s")
     group.add_argument("--lengths-from", type=Path, metavar="FILE", help="draw both from this file of requests instead")
@@ -86,14 +116,6 @@ def _add_workload_arguments(parser: ArgumentParser) -> None:
         "--trace", type=Path, metavar="FILE", help="replay this file; --rates are then speeds, 1 as it was"
     )
     group.add_argument("--tenants", default="default", metavar="NAME[:SHARE[:WEIGHT]],..", help="who sends how much")
-    group.add_argument("--prefixes", type=int, default=0, metavar="N", help="shared prompt prefixes of each tenant (0)")
-    group.add_argument(
-        "--prefix-tokens", type=positive_number, default=1024, metavar="N", help="tokens of one (default 1024)"
-    )
-    group.add_argument(
-        "--prefix-share", type=float, default=0.9, metavar="X", help="requests that begin with one (0.9)"
-    )
-    group.add_argument("--seed", type=whole_number, default=0, metavar="N", help="same seed, same workload (default 0)")
 
 
 def _add_deployment_arguments(parser: ArgumentParser) -> None:
@@ -102,25 +124,6 @@ def _add_deployment_arguments(parser: ArgumentParser) -> None:
     group.add_argument(
         "--step-times", default="h200-like", metavar="PROFILE|FILE", help=f"profiles: {profiles} (default)"
     )
-    group.add_argument(
-        "--num-blocks", type=positive_number, default=H200_NUM_BLOCKS, metavar="N", help="KV blocks (%(default)s)"
-    )
-    group.add_argument(
-        "--block-size", type=positive_number, default=16, metavar="N", help="tokens per block (default 16)"
-    )
-    group.add_argument(
-        "--max-num-seqs", type=positive_number, default=512, metavar="N", help="running sequences (default 512)"
-    )
-    group.add_argument(
-        "--max-num-batched-tokens", type=positive_number, default=8192, metavar="N", help="of a step (8192)"
-    )
-    group.add_argument(
-        "--max-model-len", type=positive_number, default=8192, metavar="N", help="tokens of a sequence (8192)"
-    )
-    group.add_argument(
-        "--max-waiting-requests", type=positive_number, default=1 << 20, metavar="N", help="queue's bound"
-    )
-    group.add_argument("--replicas", type=positive_number, default=1, metavar="N", help="at the start (default 1)")
     for axis, default in (
         ("batching", "continuous"),
         ("policy", "fcfs"),
@@ -129,21 +132,17 @@ def _add_deployment_arguments(parser: ArgumentParser) -> None:
     ):
         text = f"{', '.join(AXES[axis])} (default {default})"
         group.add_argument(f"--{axis.replace('_', '-')}", type=_names, default=default, metavar="NAME,..", help=text)
-    group.add_argument("--batch-window-ms", type=float, default=100.0, metavar="MS", help="dynamic batching: 100")
-    group.add_argument("--target-itl-ms", type=float, default=0.0, metavar="MS", help="chunks respect it; 0: no target")
+    add_numbers(group, DEPLOYMENT_FLAGS)
     group.add_argument(
         "--autoscale", metavar="MIN:MAX:LOAD", help="keep LOAD live requests on each of MIN to MAX replicas"
     )
-    group.add_argument(
-        "--scale-interval-s", type=float, default=15.0, metavar="S", help="between looks at the load (15)"
-    )
-    group.add_argument("--startup-s", type=float, default=60.0, metavar="S", help="until a new replica serves (60)")
-    group.add_argument("--cooldown-s", type=float, default=300.0, metavar="S", help="of low load before one goes (300)")
+    add_numbers(group, AUTOSCALE_FLAGS)
 
 
 def _scenarios(args: Namespace, tenants: tuple[Tenant, ...]) -> Iterator[_Scenario]:
     """Every combination of what has several values; a name says where it differs from the others."""
     latency = load_latency(args.step_times)
+    workloads = _workloads(args, tenants)
     varied = [axis for axis in AXES if len(getattr(args, axis)) > 1]
     for axis, known in AXES.items():
         for value in getattr(args, axis):
@@ -153,8 +152,8 @@ def _scenarios(args: Namespace, tenants: tuple[Tenant, ...]) -> Iterator[_Scenar
         chosen = dict(zip(AXES, values, strict=True))
         name = ", ".join(_shown(axis, chosen[axis]) for axis in varied) or chosen["policy"]
         deployment = _deployment(args, latency, chosen, tenants)
-        for rate in args.rates:
-            yield _Scenario(name, rate, deployment)
+        for rate, workload in workloads:
+            yield _Scenario(name, rate, workload, deployment)
 
 
 def _shown(axis: str, value: str) -> str:
@@ -193,12 +192,22 @@ def _autoscale_rule(args: Namespace) -> AutoscaleRule:
     return replace(rule, interval_s=args.scale_interval_s, startup_s=args.startup_s, cooldown_s=args.cooldown_s)
 
 
-def _workload(args: Namespace, rate: float, tenants: tuple[Tenant, ...]) -> Workload | Trace:
+def _workloads(args: Namespace, tenants: tuple[Tenant, ...]) -> list[tuple[float, Workload | Trace]]:
+    """What is asked at each rate."""
     if args.trace is not None:
-        return Trace(args.trace, tenants, args.requests, speed=rate)
-    arrivals = arrivals_named(args.arrivals, rate, burstiness=args.burstiness, on_s=args.on_s, off_s=args.off_s)
+        return [(rate, Trace(args.trace, tenants, args.requests, speed=rate)) for rate in args.rates]
+    lengths = _lengths(args)
     prefixes = SharedPrefixes(args.prefixes, args.prefix_tokens, args.prefix_share) if args.prefixes else NO_PREFIXES
-    return Workload(arrivals, _lengths(args), args.requests, tenants, prefixes, args.seed)
+    bursts = {"burstiness": args.burstiness, "on_s": args.on_s, "off_s": args.off_s}
+    return [
+        (
+            rate,
+            Workload(
+                arrivals_named(args.arrivals, rate, **bursts), lengths, args.requests, tenants, prefixes, args.seed
+            ),
+        )
+        for rate in args.rates
+    ]
 
 
 def _lengths(args: Namespace) -> RequestLengths:
@@ -210,10 +219,9 @@ def _lengths(args: Namespace) -> RequestLengths:
 def _run_scenario(
     args: Namespace, scenario: _Scenario, tenants: tuple[Tenant, ...], limits: LatencyLimits, bar: ProgressBar
 ) -> RunReport:
-    workload = _workload(args, scenario.rate, tenants)
     simulation = Simulation(scenario.deployment, tenants, limits)
     stage = f"{scenario.name} {scenario.rate:g}/s"
-    simulation.run(workload.requests(), lambda num_arrived: bar(stage, num_arrived, args.requests + 1))
+    simulation.run(scenario.workload.requests(), lambda num_arrived: bar(stage, num_arrived, args.requests + 1))
     bar(stage, args.requests, args.requests)
     return run_report(scenario.name, scenario.rate, simulation, tenants)
 

@@ -4,6 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+# Far beyond what a machine can use, and low enough that a slip of the keyboard is told before memory runs out.
+MAX_THREADS = 1024
+MAX_NUM_SEQS = 1 << 16
+MAX_NUM_BATCHED_TOKENS = 1 << 20
+MAX_MODEL_LEN = 1 << 24
+MAX_BLOCK_SIZE = 1 << 16
+
 Capture = Literal["eager", "lazy", "off"]
 
 

@@ -3,8 +3,11 @@
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import Final
 
 from service.errors import ConfigError
+
+MAX_REPLICAS: Final = 1024  # more than a router sees through
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +27,12 @@ class AutoscaleRule:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for bounds that are none."""
-        if not 1 <= self.min_replicas <= self.max_replicas:
-            raise ConfigError(f"replicas from {self.min_replicas} to {self.max_replicas}: needs 1 <= least <= most")
+        if not 1 <= self.min_replicas <= self.max_replicas <= MAX_REPLICAS:
+            limit = f"needs 1 <= least <= most <= {MAX_REPLICAS:,}"
+            raise ConfigError(f"replicas from {self.min_replicas} to {self.max_replicas}: {limit}")
         if not self.target_load > 0 or not self.interval_s > 0:
             raise ConfigError(f"target_load {self.target_load}, interval_s {self.interval_s}: both must be above 0")
-        if self.startup_s < 0 or self.cooldown_s < 0:
+        if not self.startup_s >= 0 or not self.cooldown_s >= 0:
             raise ConfigError(f"startup_s {self.startup_s}, cooldown_s {self.cooldown_s}: neither may be below 0")
 
     def wanted(self, num_live: int) -> int:

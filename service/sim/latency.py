@@ -98,7 +98,7 @@ def load_latency(source: str) -> StepLatency:
         raise ConfigError(f"{source}: must be an object of step times, or a list of measured steps")
     try:
         return StepLatency(**{str(name): float(value) for name, value in document.items()})
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{source}: {error}") from error
 
 
@@ -139,8 +139,9 @@ def _measured_step(entry: object, source: str) -> MeasuredStep:
         batch, context = int(entry["batch"]), int(entry["context"])
         step_ns = float(entry["step_ms"]) * 1e6
         prefill_tokens = int(entry.get("prefill_tokens", 0))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{source}: {entry!r} is no measured step: needs batch, context and step_ms") from error
-    if batch < 0 or context < 0 or prefill_tokens < 0 or not 0 < step_ns < 1e15:
+    has_counts = all(0 <= count < 1 << 31 for count in (batch, context, prefill_tokens))
+    if not has_counts or not 0 < step_ns < 1e15:
         raise ConfigError(f"{source}: {entry!r} is no measured step: a number is out of range")
     return MeasuredStep(prefill_tokens, batch, batch * context, step_ns)

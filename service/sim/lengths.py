@@ -4,12 +4,14 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from service.errors import ConfigError
+
+MAX_LENGTH: Final = 1 << 30
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -55,7 +57,7 @@ class LognormalLength:
     def draw(self, rng: np.random.Generator, count: int) -> Int64Array:
         """int64[count], at least 1."""
         values = rng.lognormal(math.log(self.median), self.sigma, count)
-        return np.clip(np.rint(values), 1, 1 << 30).astype(np.int64)
+        return np.clip(np.rint(values), 1, MAX_LENGTH).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,11 @@ def parse_lengths(text: str) -> Lengths:
     try:
         match kind, numbers:
             case "fixed", [tokens]:
-                return FixedLength(_at_least(1, int(tokens)))
+                return FixedLength(_between(1, int(tokens)))
             case "uniform", [least, most]:
-                return UniformLength(_at_least(1, int(least)), _at_least(int(least), int(most)))
+                return UniformLength(_between(1, int(least)), _between(int(least), int(most)))
             case "lognormal", [median, sigma]:
-                return LognormalLength(_at_least(1, int(median)), _spread(float(sigma)))
+                return LognormalLength(_between(1, int(median)), _spread(float(sigma)))
     except ValueError as error:
         raise ConfigError(f"lengths {text!r}: {error}") from error
     raise ConfigError(f"lengths {text!r}: must be fixed:N, uniform:LEAST:MOST or lognormal:MEDIAN:SIGMA")
@@ -134,16 +136,16 @@ def read_lengths(fields: dict[str, object], where: str) -> tuple[int, int]:
     given = len(prompt_token_ids) if isinstance(prompt_token_ids, list) else None
     values = fields.get("prompt_tokens", given), fields.get("output_tokens", fields.get("max_tokens"))
     for name, value in zip(("prompt_tokens", "output_tokens"), values, strict=True):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{where}: {name} is {value!r}, but must be a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LENGTH:
+            raise ConfigError(f"{where}: {name} is {value!r}, but must be a whole number from 1 to {MAX_LENGTH:,}")
     prompt_tokens, output_tokens = values
     assert isinstance(prompt_tokens, int) and isinstance(output_tokens, int)
     return prompt_tokens, output_tokens
 
 
-def _at_least(least: int, value: int) -> int:
-    if value < least:
-        raise ValueError(f"{value} is below {least}")
+def _between(least: int, value: int) -> int:
+    if not least <= value <= MAX_LENGTH:
+        raise ValueError(f"{value} is not between {least} and {MAX_LENGTH:,}")
     return value
 
 

@@ -9,7 +9,7 @@ from itertools import count
 from service.core.scheduler import SchedulerConfig, SchedulerCounters
 from service.errors import ConfigError
 from service.report.latency_limits import LatencyLimits
-from service.sim.autoscaler import Autoscaler, AutoscaleRule
+from service.sim.autoscaler import MAX_REPLICAS, Autoscaler, AutoscaleRule
 from service.sim.latency import StepLatency
 from service.sim.metrics import Collector
 from service.sim.replica import Replica
@@ -30,9 +30,9 @@ class Deployment:
     autoscale: AutoscaleRule | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for no replica, and for more than a router sees through."""
-        if not 1 <= self.num_replicas <= 1024:
-            raise ConfigError(f"num_replicas is {self.num_replicas}, but must be between 1 and 1,024")
+        """Raise ConfigError for no replica, and for too many."""
+        if not 1 <= self.num_replicas <= MAX_REPLICAS:
+            raise ConfigError(f"num_replicas is {self.num_replicas}, but must be between 1 and {MAX_REPLICAS:,}")
 
 
 class Simulation:

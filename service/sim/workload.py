@@ -14,6 +14,8 @@ from service.sim.arrivals import Arrivals
 from service.sim.lengths import RequestLengths, read_lengths, read_object
 
 NO_PREFIX: Final = -1
+MAX_PREFIXES: Final = 1_000_000  # of a tenant
+MAX_ARRIVAL_S: Final = 1e9  # 31 years: nanoseconds stay far from what 64 bits hold
 _BATCH: Final = 4096
 
 
@@ -89,7 +91,7 @@ class Workload:
         columns = (tenants, prompts + prefix_tokens, outputs, prefixes, prefix_tokens)
         rows = zip(islice(times_s, count), *(column.tolist() for column in columns), strict=True)
         for time_s, tenant, prompt, output, prefix, num_prefix_tokens in rows:
-            yield SimRequest(round(time_s * 1e9), tenant, prompt, output, prefix, num_prefix_tokens)
+            yield SimRequest(_arrival_ns(time_s), tenant, prompt, output, prefix, num_prefix_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +127,20 @@ class Trace:
 
     def _request(self, fields: dict[str, object], where: str, numbers: dict[str, int]) -> SimRequest:
         arrival_s = fields.get("arrival_s")
-        if isinstance(arrival_s, bool) or not isinstance(arrival_s, int | float) or not 0 <= arrival_s < 1e9:
+        if isinstance(arrival_s, bool) or not isinstance(arrival_s, int | float) or not 0 <= arrival_s < MAX_ARRIVAL_S:
             raise ConfigError(f"{where}: arrival_s is {arrival_s!r}, but must be seconds from the trace's start")
         tenant = fields.get("tenant", self.tenants[0].name)
         if not isinstance(tenant, str) or tenant not in numbers:
             raise ConfigError(f"{where}: tenant {tenant!r} is not one of {', '.join(numbers)}")
         prompt_tokens, output_tokens = read_lengths(fields, where)
-        return SimRequest(round(arrival_s / self.speed * 1e9), numbers[tenant], prompt_tokens, output_tokens)
+        return SimRequest(_arrival_ns(arrival_s / self.speed), numbers[tenant], prompt_tokens, output_tokens)
+
+
+def _arrival_ns(time_s: float) -> int:
+    if not time_s < MAX_ARRIVAL_S:
+        limit = f"must arrive within {MAX_ARRIVAL_S:g} s: raise the rate, or ask for fewer"
+        raise ConfigError(f"a request arrives after {time_s:.4g} s, but all {limit}")
+    return round(time_s * 1e9)
 
 
 def parse_tenants(text: str) -> tuple[Tenant, ...]:

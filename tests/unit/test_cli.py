@@ -64,6 +64,8 @@ def test_bad_arguments_are_one_line_and_2(arguments: list[str], capsys: pytest.C
         (ConfigError("the port\nis taken"), 2, "chairlift version: the port is taken\n"),
         (InvalidRequestError("top_p", 2, "at most 1"), 2, "chairlift version: top_p: 2 is not allowed: at most 1\n"),
         (FileNotFoundError(2, "No such file", "x.jsonl"), 2, "chairlift version: x.jsonl: No such file\n"),
+        (MemoryError("no 4 TiB"), 2, "chairlift version: too little memory: no 4 TiB\n"),
+        (MemoryError(), 2, "chairlift version: too little memory: none is left\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )

@@ -2,9 +2,10 @@
 
 from argparse import ArgumentParser
 from pathlib import Path
+from typing import get_args
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from service import config
 from service.api.settings import ServerSettings
@@ -162,8 +163,16 @@ def test_weights_of_tenants_that_no_caller_can_be_are_refused(weights: str) -> N
         config.load(SchedulingSettings, parsed("--tenant-weights", weights))
 
 
-@pytest.mark.parametrize("flag", ["--max-queue-wait-s", "--target-itl-ms"])
-@pytest.mark.parametrize("value", ["inf", "nan", "-1"])
-def test_times_of_the_scheduler_are_finite(flag: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=flag):
-        config.load(SchedulingSettings, parsed(flag, value))
+NUMBERS = [
+    (layer, f"--{name.replace('_', '-')}")
+    for layer in config.LAYERS
+    for name, field in layer.model_fields.items()
+    if {int, float} & {field.annotation, *get_args(field.annotation)}
+]
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-1", "1e305", str(2**63)])
+@pytest.mark.parametrize(("layer", "flag"), NUMBERS)
+def test_every_number_has_limits(layer: type[BaseModel], flag: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} or .*{value}"):
+        config.load(layer, parsed(f"{flag}={value}"))

@@ -206,7 +206,13 @@ def test_step_times_come_from_a_profile_an_object_or_measured_steps(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "text", ["x", "3", '{"overhead": 1}', '{"overhead_ns": "x"}', "[]", "[1, 2]", '[{"batch": 1}]']
+    "text",
+    [
+        *("x", "3", '{"overhead": 1}', '{"overhead_ns": "x"}', "[]", "[1, 2]", '[{"batch": 1}]'),
+        f'{{"overhead_ns": 1{"0" * 400}}}',
+        f'[{{"batch": 1{"0" * 400}, "context": 1, "step_ms": 1}}, {{"batch": 1, "context": 1, "step_ms": 1}}]',
+        '[{"batch": Infinity, "context": 1, "step_ms": 1}]',
+    ],
 )
 def test_step_times_that_are_none_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "times.json"

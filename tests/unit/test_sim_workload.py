@@ -59,7 +59,13 @@ def test_lengths_have_the_moments_that_their_names_promise() -> None:
     assert lognormal.mean() == pytest.approx(200 * np.exp(0.5**2 / 2), rel=0.02)
 
 
-@pytest.mark.parametrize("text", ["", "7", "fixed:0", "fixed:x", "uniform:5:4", "lognormal:5", "lognormal:5:-1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "7", "fixed:0", "fixed:x", "uniform:5:4", "lognormal:5", "lognormal:5:-1", "lognormal:5:nan"),
+        *(f"fixed:{2**30 + 1}", f"uniform:1:{2**63}", f"lognormal:{2**63}:1"),
+    ],
+)
 def test_lengths_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="lengths"):
         parse_lengths(text)
@@ -115,6 +121,8 @@ def test_trace_is_replayed_in_order_and_at_the_speed_asked_for(tmp_path: Path) -
         '{"prompt_tokens": 1, "output_tokens": 1}',
         '{"arrival_s": 0, "prompt_tokens": 0, "output_tokens": 1}',
         '{"arrival_s": 0, "prompt_tokens": 1}',
+        '{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": 9223372036854775808}',
+        '{"arrival_s": 1e9, "prompt_tokens": 1, "output_tokens": 1}',
         '{"arrival_s": 0, "prompt_tokens": 1, "output_tokens": 1, "tenant": "c"}',
     ],
 )
@@ -123,6 +131,14 @@ def test_bad_line_of_a_trace_is_named(line: str, tmp_path: Path) -> None:
     path.write_text("\n" + line)
     with pytest.raises(ConfigError, match=r"trace\.jsonl:2: "):
         list(Trace(path, parse_tenants("a,b"), 10).requests())
+
+
+def test_request_beyond_what_nanoseconds_hold_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"arrival_s": 1e8, "prompt_tokens": 1, "output_tokens": 1}')
+    assert [10**17 * 5] == [request.arrival_ns for request in Trace(path, parse_tenants("a"), 1, speed=0.2).requests()]
+    with pytest.raises(ConfigError, match=r"arrives after 1e\+09 s"):
+        list(Trace(path, parse_tenants("a"), 1, speed=0.1).requests())
 
 
 def test_tenants_have_shares_and_weights() -> None:

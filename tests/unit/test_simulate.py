@@ -75,6 +75,9 @@ def test_autoscaled_deployment_grows_under_load(capsys: pytest.CaptureFixture[st
         (["--router", "random"], "router 'random'"),
         (["--prompts", "fixed:0"], "lengths 'fixed:0'"),
         (["--autoscale", "3"], "--autoscale '3'"),
+        (["--autoscale", "1:1025:8"], "most <= 1,024"),
+        (["--rates", "1,inf"], "rate is inf"),
+        (["--rates", "1e-6"], "all must arrive within 1e+09 s"),
         (["--step-times", "nowhere"], "nowhere: no such file"),
         (["--html", "nowhere/at/all.html"], "its folder does not exist"),
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
@@ -84,6 +87,17 @@ def test_wrong_setting_is_one_line_and_2(flags: list[str], complaint: str, capsy
     assert cli.main(["simulate", *flags]) == 2
     err = capsys.readouterr().err
     assert complaint in err and err.count("\n") == 1
+
+
+def test_columns_that_no_memory_holds_are_one_line_and_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        cli.main(
+            ["simulate", "--max-num-seqs", "65536", "--max-num-batched-tokens", "65536", "--max-model-len", "16777216"]
+        )
+        == 2
+    )
+    err = capsys.readouterr().err
+    assert "too little memory: Unable to allocate 4.00 TiB" in err and err.count("\n") == 1
 
 
 def test_seed_below_zero_is_one_line_and_2(capsys: pytest.CaptureFixture[str]) -> None:
