@@ -137,13 +137,6 @@ def test_file_that_is_no_utf_8_is_told_by_its_line(tmp_path: Path) -> None:
         bench_serve._feed(parse("--requests", str(path)))
 
 
-@pytest.mark.parametrize("flag", ["--seed", "--warm-up"])
-def test_numbers_below_zero_are_refused(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        parse(flag, "-1")
-    assert f"argument {flag}: '-1' is no whole number of at least 0" in capsys.readouterr().err
-
-
 def test_server_that_is_not_there_is_one_line_and_2() -> None:
     done = run_cli("bench", "serve", "--target", "127.0.0.1:1", "--num-requests", "3")
     assert done.returncode == 2

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from service.bench import schedule
-from service.errors import ConfigError
 
 
 def parse(*flags: str) -> argparse.Namespace:
@@ -38,8 +37,3 @@ def test_table_has_a_line_per_case(capsys: pytest.CaptureFixture[str]) -> None:
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["running", "plan+commit", "p50"]
     assert len(lines) == 1
-
-
-def test_no_step_at_all_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--steps is 0"):
-        schedule.run(parse("--steps", "0"))

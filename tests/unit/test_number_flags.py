@@ -48,6 +48,15 @@ def test_number_beyond_what_fits_is_refused(
     assert f"argument {flag}: {number!r} is no " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "flag"), [("bench step", "--steps"), ("bench schedule", "--steps"), ("bench offline", "--runs")]
+)
+def test_nothing_to_measure_is_refused(command: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([*command.split(), flag, "0"])
+    assert f"argument {flag}: '0' is no whole number from 1 to " in capsys.readouterr().err
+
+
 def test_whole_number_is_read_at_its_limits_and_refused_beyond() -> None:
     read = whole_number(2, 3000)
     assert [2, 3000] == [read("2"), read("3000")]
