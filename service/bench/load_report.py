@@ -30,9 +30,9 @@ def json_report(command: str, reports: Sequence[LoadReport]) -> str:
     return json.dumps({"command": command, "runs": runs}) + "\n"
 
 
-def text_report(reports: Sequence[LoadReport]) -> str:
-    """A block of lines per run."""
-    return "\n".join(_text(report) for report in reports)
+def text_report(reports: Sequence[LoadReport], limits: LatencyLimits) -> str:
+    """A block of lines per run; good requests are counted only where there are limits."""
+    return "\n".join(_text(report, limits) for report in reports)
 
 
 def html_report(command: str, reports: Sequence[LoadReport], limits: LatencyLimits) -> str:
@@ -53,17 +53,17 @@ def html_report(command: str, reports: Sequence[LoadReport], limits: LatencyLimi
     return html_page("Chairlift load test", parts)
 
 
-def _text(report: LoadReport) -> str:
+def _text(report: LoadReport, limits: LatencyLimits) -> str:
     requests, peak, throughput = report.requests, report.peak, report.throughput
+    good = f"good: {requests['good']}, {report.goodput['share']:.1%}, {report.goodput['requests_per_s']:.2f}/s; "
     errors = "".join(f", {count} {name}" for name, count in report.errors.items())
     lines = [
         f"{run_label(report)}: {requests['completed']} of {requests['sent']} completed, {requests['failed']} failed, "
         f"{requests['unfinished']} unfinished in {report.duration_s:.2f} s{errors}",
         f"  {throughput['requests_per_s']:.2f} requests/s, {throughput['output_tokens_per_s']:.1f} output tokens/s, "
         f"{throughput['total_tokens_per_s']:.1f} tokens/s in all",
-        f"  good: {requests['good']}, {report.goodput['share']:.1%}, {report.goodput['requests_per_s']:.2f} "
-        f"requests/s; peak: {peak['concurrency']:.0f} in flight, {peak['output_tokens_per_s']:.0f} output tokens/s; "
-        f"client's lag at most {report.max_start_lag_ms:.1f} ms",
+        f"  {good if limits.are_set else ''}peak: {peak['concurrency']:.0f} in flight, "
+        f"{peak['output_tokens_per_s']:.0f} output tokens/s; client's lag at most {report.max_start_lag_ms:.1f} ms",
         f"  {'ms':6}" + "".join(f"{name:>10}" for name in next(iter(report.latency_ms.values()))),
     ]
     for key, values in report.latency_ms.items():
@@ -73,7 +73,7 @@ def _text(report: LoadReport) -> str:
 
 def _runs_table(reports: Sequence[LoadReport], limits: LatencyLimits) -> str:
     header = ["rate", "sent", "completed", "failed", "unfinished", "requests/s", "output tokens/s", "tokens/s"]
-    header += ["peak in flight", "TTFT p50", "p99", "TPOT p50", "p99", "ITL p99", "E2EL p99"]
+    header += ["peak in flight", "TTFT p50 (ms)", "p99", "TPOT p50 (ms)", "p99", "ITL p99 (ms)", "E2EL p99 (ms)"]
     rows: list[list[object]] = []
     for report in reports:
         ttft, tpot, itl, e2el = (report.latency_ms[key] for key in ("ttft", "tpot", "itl", "e2el"))

@@ -99,7 +99,7 @@ def run(args: Namespace) -> int:
         args,
         lambda command: html_report(command, reports, limits),
         lambda command: json_report(command, reports),
-        lambda: text_report(reports),
+        lambda: text_report(reports, limits),
     )
     return 0
 

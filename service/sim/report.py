@@ -98,21 +98,24 @@ def json_report(command: str, reports: Sequence[RunReport]) -> str:
     return json.dumps({"command": command, "runs": [asdict(report) for report in reports]}) + "\n"
 
 
-def text_report(reports: Sequence[RunReport]) -> str:
-    """A table with one line per run; latencies in milliseconds."""
+def text_report(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
+    """A table with one line per run under names and units; the share of good requests only where there are limits."""
     names = max(len("setting"), *(len(report.name) for report in reports))
     lines = [
-        f"{'setting':{names}}     rate   req/s  output tok/s    batch   TTFT p50      p99  TPOT p50     p99   E2EL p99"
-        "  good  Jain"
+        f"{'setting':{names}}    rate    done  output   batch  TTFT p50       p99  TPOT p50     p99   E2EL p99  Jain",
+        f"{'':{names}}   req/s   req/s   tok/s    rows        ms        ms        ms      ms         ms",
     ]
     for report in reports:
         ttft, tpot, e2el = (report.latency_ms[key] for key in ("ttft", "tpot", "e2el"))
         lines.append(
-            f"{report.name:{names}} {report.rate:8.1f} {report.throughput['requests_per_s']:7.1f} "
-            f"{report.throughput['output_tokens_per_s']:13.0f} {report.batch['mean_of_steps']:8.1f} "
-            f"{ttft['median']:10.1f} {ttft['p99']:8.1f} {tpot['median']:9.2f} {tpot['p99']:7.2f} {e2el['p99']:10.0f} "
-            f"{report.goodput['share']:5.0%} {report.fairness['jain_index']:5.3f}"
+            f"{report.name:{names}} {report.rate:7.1f} {report.throughput['requests_per_s']:7.1f} "
+            f"{report.throughput['output_tokens_per_s']:7.0f} {report.batch['mean_of_steps']:7.1f} "
+            f"{ttft['median']:9.1f} {ttft['p99']:9.1f} {tpot['median']:9.2f} {tpot['p99']:7.2f} {e2el['p99']:10.0f} "
+            f"{report.fairness['jain_index']:5.3f}"
         )
+    if limits.are_set:
+        good = ["  good", "     %", *(f"{100 * report.goodput['share']:6.1f}" for report in reports)]
+        lines = [line.ljust(len(lines[-1])) + end for line, end in zip(lines, good, strict=True)]
     return "\n".join(lines) + "\n"
 
 
@@ -151,8 +154,8 @@ def _histograms(collector: Collector) -> dict[str, LogHistogram]:
 
 
 def _runs_table(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
-    header = ["setting", "rate", "requests/s", "output tokens/s", "batch", "KV", "TTFT p50", "p99"]
-    header += ["TPOT p50", "p99", "E2EL p99", "Jain", "cache hits", "preemptions", "refused", "failed"]
+    header = ["setting", "rate", "requests/s", "output tokens/s", "batch", "KV", "TTFT p50 (ms)", "p99"]
+    header += ["TPOT p50 (ms)", "p99", "E2EL p99 (ms)", "Jain", "cache hits", "preemptions", "refused", "failed"]
     rows: list[list[object]] = []
     for report in reports:
         ttft, tpot, e2el = (report.latency_ms[key] for key in ("ttft", "tpot", "e2el"))

@@ -80,8 +80,10 @@ def test_reports_of_a_sweep_say_the_same_in_three_forms() -> None:
     document = json.loads(json_report("command", reports))
     assert [run["rate"] for run in document["runs"]] == [1.0, None]
     assert document["runs"][0]["latency_ms"]["e2el"]["max"] == 2000
-    text = text_report(reports)
+    text = text_report(reports, LatencyLimits())
     assert "1 requests/s: 3 of 5 completed, 1 failed, 1 unfinished in 4.00 s, 1 RESOURCE_EXHAUSTED" in text
+    assert "good" not in text
+    assert "  good: 3, 60.0%, 0.75/s; peak: " in text_report(reports, LatencyLimits(ttft_ms=1e4))
     root = parsed_page(html_report("chairlift bench serve", reports, LatencyLimits(ttft_ms=1)))
     assert captions(root) == [
         "TTFT p99",
