@@ -13,21 +13,6 @@
 namespace chairlift {
 namespace {
 
-enum Input : size_t {
-  kQkv,
-  kKvCache,
-  kCuSeqlens,
-  kContextLens,
-  kBlockTable,
-  kSlotMapping,
-  kPositions,
-  kCos,
-  kSin,
-  kWorkspace,
-  kQNorm,
-  kKNorm
-};
-
 Status read_kv_cache(const TensorView& tensor, AttentionCall* call) {
   int64_t element_bytes = 4;
   int64_t scale_bytes = 0;
@@ -178,7 +163,7 @@ Status PagedAttention::read_tensors(const TensorView (&in)[std::size(kInputs)], 
                  call->head_dim);
   }
   CHAIRLIFT_TRY(expect_rank(in[kWorkspace], 1));
-  for (Input norm : {kQNorm, kKNorm}) {
+  for (AttentionInput norm : {kQNorm, kKNorm}) {
     if (in[norm].is_present) CHAIRLIFT_TRY(expect_shape(in[norm], {call->head_dim}));
   }
   call->qkv = in[kQkv].as<float>();

@@ -6,6 +6,7 @@
 // multiples of their length, so what is added to what never depends on the batch, on chunks or on threads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "isa.h"
@@ -17,6 +18,22 @@ constexpr int kSplitTokens = 512;
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxTileRows = 48;
 constexpr int kMaxTileFloats = 6144;  // tile_rows * padded_dim: the output tile stays in the first-level cache
+
+// The op's inputs, whichever provider it runs on.
+enum AttentionInput : size_t {
+  kQkv,
+  kKvCache,
+  kCuSeqlens,
+  kContextLens,
+  kBlockTable,
+  kSlotMapping,
+  kPositions,
+  kCos,
+  kSin,
+  kWorkspace,
+  kQNorm,
+  kKNorm
+};
 
 enum class KvType { float32, float16, int8 };
 

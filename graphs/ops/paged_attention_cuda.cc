@@ -19,21 +19,6 @@ namespace {
 constexpr int64_t kMaxHeads = 65536;
 constexpr int64_t kDecodeRows = 16;  // packed rows of an item: query heads of a group times tokens
 
-enum Input : size_t {
-  kQkv,
-  kKvCache,
-  kCuSeqlens,
-  kContextLens,
-  kBlockTable,
-  kSlotMapping,
-  kPositions,
-  kCos,
-  kSin,
-  kWorkspace,
-  kQNorm,
-  kKNorm
-};
-
 // Attributes, and extents of a call.
 struct CudaAttentionCall {
   int32_t num_heads;
@@ -147,7 +132,7 @@ Status PagedAttentionCuda<kScalar>::read_shapes(const Tensors& in, const CudaSte
                  call->head_dim);
   }
   call->rotary_half = static_cast<int32_t>(in[kCos].dims[1]);
-  for (Input norm : {kQNorm, kKNorm}) {
+  for (AttentionInput norm : {kQNorm, kKNorm}) {
     if (in[norm].is_present) CHAIRLIFT_TRY(expect_shape(in[norm], {call->head_dim}));
   }
   const int64_t num_floats = int64_t{step.num_slots} * call->num_kv_heads * kDecodeRows * (call->head_dim + 1);
