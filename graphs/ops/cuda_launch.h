@@ -31,18 +31,31 @@ struct CudaStep {
   CudaKernel attn_decode;
   CudaKernel attn_prefill;
   CudaKernel attn_combine;
-  // The plan, as service/executor/cuda/attention_plan.py describes it.
+  CudaKernel sample_rows;
+  // The plan of attention, as service/executor/cuda/attention_plan.py describes it.
   const int32_t* range_begin;        // [num_ranges + 1]
   const int32_t* part_begin;         // [num_seqs + 1]
   const int32_t* decode_items;       // [_, 8]
   const int32_t* num_prefill_items;  // [1]
   const int32_t* prefill_items;      // [_, 8]
+  // Of SampleRows, by rows of logits: what cuda/README.md calls the same.
+  const float* penalties;       // [num_rows, 3]
+  const int32_t* edit_indptr;   // [num_rows + 1]
+  const int32_t* edit_tokens;   // [_]
+  const int32_t* edit_counts;   // [_]
+  const float* edit_biases;     // [_]
+  float* edit_logits;           // [_]
+  const int32_t* num_logprobs;  // [num_rows]
+  float* logprob;               // [num_rows]
+  int32_t* top_tokens;          // [num_rows, max_top]
+  float* top_logprobs;          // [num_rows, max_top]
   int32_t num_ranges;                // blocks of attn_decode per kv head; 0: the step decodes nothing
   int32_t num_slots;                 // partial results that the workspace holds
   int32_t prefill_blocks;            // blocks of attn_prefill per kv head, at least the plan's items; 0: none
   int32_t scalar_type;               // the model's ElementType that the kernels were compiled for
   int32_t head_dim;                  // as well
   int32_t block_size;                // as well
+  int32_t max_top;
 };
 
 // The step that ops launch from now on; null when none was given. One thread runs CUDA steps.

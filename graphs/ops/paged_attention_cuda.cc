@@ -196,12 +196,12 @@ Status PagedAttentionCuda<kScalar>::run(const Tensors& in, const CudaAttentionCa
 
 }  // namespace
 
-void append_cuda_ops(OpList& ops) {
+void append_attention_cuda_ops(OpList& ops) {
   ops.push_back(custom_op<PagedAttentionCuda<ElementType::float16>>());
   ops.push_back(custom_op<PagedAttentionCuda<ElementType::bfloat16>>());
 }
 
-void append_simulated_cuda_ops(OpList& ops) {
+void append_simulated_attention_ops(OpList& ops) {
   ops.push_back(custom_op<SimulatedPagedAttentionCuda<ElementType::float16>>());
   ops.push_back(custom_op<SimulatedPagedAttentionCuda<ElementType::bfloat16>>());
 }

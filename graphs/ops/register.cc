@@ -25,9 +25,15 @@ Status make_domain(const void* table, const char* name, const Append& append, Or
 
 void append_all_ops(OpList& ops) {
   append_attention_ops(ops);
-  append_cuda_ops(ops);
+  append_attention_cuda_ops(ops);
   append_linear_ops(ops);
   append_sample_ops(ops);
+  append_sample_cuda_ops(ops);
+}
+
+void append_simulated_ops(OpList& ops) {
+  append_simulated_attention_ops(ops);
+  append_simulated_sample_ops(ops);
 }
 
 }  // namespace
@@ -44,7 +50,7 @@ CHAIRLIFT_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const 
   static OrtCustomOpDomain* domain = nullptr;
   static OrtCustomOpDomain* simulated = nullptr;
   CHAIRLIFT_TRY(make_domain(table, "chairlift", append_all_ops, &domain));
-  CHAIRLIFT_TRY(make_domain(table, "chairlift.simulated", append_simulated_cuda_ops, &simulated));
+  CHAIRLIFT_TRY(make_domain(table, "chairlift.simulated", append_simulated_ops, &simulated));
   using Append = OrtStatus*(OrtSessionOptions*, OrtCustomOpDomain*);
   CHAIRLIFT_TRY(ort::at<Append>(table, ort::Slot::AddCustomOpDomain)(options, domain));
   return ort::at<Append>(table, ort::Slot::AddCustomOpDomain)(options, simulated);

@@ -47,10 +47,15 @@ class LogitEdit:
             banned_token_ids=np.asarray(banned, np.int32),
         )
 
+    @property
+    def has_penalty(self) -> bool:
+        """True when the tokens so far matter, the last one included."""
+        return len(self.token_ids) > 0
+
     def apply(self, logits: Float32Array) -> None:
         """Change one row `[vocab_size]` in place: penalties, then bias, then bans."""
         params = self.params
-        if len(self.token_ids):
+        if self.has_penalty:
             seen = np.unique(self.token_ids)
             if params.repetition_penalty != 1.0:
                 penalty = np.float32(params.repetition_penalty)

@@ -14,8 +14,8 @@ from service.executor.sampler import RowParams
 
 _OPSET: Final = 21
 _IR_VERSION: Final = 10
-_TYPES: Final = {
-    "logits": TensorProto.FLOAT,
+
+PARAM_TYPES: Final = {
     "temperature": TensorProto.FLOAT,
     "top_k": TensorProto.INT32,
     "top_p": TensorProto.FLOAT,
@@ -23,6 +23,7 @@ _TYPES: Final = {
     "seed": TensorProto.INT64,
     "position": TensorProto.INT32,
 }
+"""The op's inputs after the logits, each `[num_rows]`: RowParams by their ONNX types."""
 
 
 class SampleRowsSession:
@@ -58,13 +59,11 @@ class SampleRowsSession:
 
 
 def _sample_rows_model() -> bytes:
-    inputs = [
-        helper.make_tensor_value_info(name, kind, ["num_rows", "vocab_size"] if name == "logits" else ["num_rows"])
-        for name, kind in _TYPES.items()
-    ]
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["num_rows", "vocab_size"])
+    params = [helper.make_tensor_value_info(name, kind, ["num_rows"]) for name, kind in PARAM_TYPES.items()]
     output = helper.make_tensor_value_info("token", TensorProto.INT32, ["num_rows"])
-    node = helper.make_node("SampleRows", list(_TYPES), ["token"], domain="chairlift")
-    graph = helper.make_graph([node], "sample_rows", inputs, [output])
+    node = helper.make_node("SampleRows", ["logits", *PARAM_TYPES], ["token"], domain="chairlift")
+    graph = helper.make_graph([node], "sample_rows", [logits, *params], [output])
     opsets = [helper.make_opsetid("", _OPSET), helper.make_opsetid("chairlift", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
     return bytes(model.SerializeToString())

@@ -8,6 +8,7 @@ import pytest
 
 from graphs.export import export_model
 from service.executor.config import ExecutorConfig
+from service.executor.cuda.row_edits import SamplingBounds
 from service.executor.factory import create_executor
 from service.executor.ort import OrtExecutor
 from tests.cuda.host_executor import HostExecutor
@@ -55,16 +56,21 @@ def cpu_executor(tiny_float16: Path) -> Iterator[OrtExecutor]:
 def host_executor(tiny_float16: Path) -> Iterator[Callable[..., HostExecutor]]:
     """Makes CUDA executors on numpy kernels; keywords are fields of ExecutorConfig. All are closed in the end.
 
-    `of_session` are attributes of the GraphSession, set before the executor is made.
+    `bounds` are the device's in sampling. `of_session` are attributes of the GraphSession, set before the executor is
+    made.
     """
     made: list[HostExecutor] = []
 
     def make(
-        kernels: NumpyKernels | None = None, *, of_session: dict[str, object] | None = None, **changes: object
+        kernels: NumpyKernels | None = None,
+        *,
+        bounds: SamplingBounds | None = None,
+        of_session: dict[str, object] | None = None,
+        **changes: object,
     ) -> HostExecutor:
         config = replace(CONFIG, model_dir=tiny_float16, **changes)
         kernels = kernels or NumpyKernels(HEAD_DIM, config.block_size)
-        made.append(HostExecutor.create(config, kernels, **(of_session or {})))
+        made.append(HostExecutor.create(config, kernels, bounds=bounds, **(of_session or {})))
         return made[-1]
 
     yield make

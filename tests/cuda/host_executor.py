@@ -7,6 +7,7 @@ from graphs.manifest import Manifest
 from service.errors import ExecutorError
 from service.executor.config import ExecutorConfig
 from service.executor.cuda.executor import CudaExecutor, CudaParts
+from service.executor.cuda.row_edits import SamplingBounds
 from service.executor.cuda.session import EAGER, OrtBinding, OrtSession
 from service.executor.op_library import OpLibrary
 from tests.cuda.host_device import HostDevice
@@ -63,7 +64,12 @@ class HostExecutor:
 
     @classmethod
     def create(
-        cls, config: ExecutorConfig, kernels: Any, device: HostDevice | None = None, **of_session: object
+        cls,
+        config: ExecutorConfig,
+        kernels: Any,
+        device: HostDevice | None = None,
+        bounds: SamplingBounds | None = None,
+        **of_session: object,
     ) -> "HostExecutor":
         manifest = Manifest.load(config.model_dir)
         library = OpLibrary()
@@ -74,5 +80,6 @@ class HostExecutor:
         )
         for name, value in of_session.items():
             setattr(session, name, value)
-        executor = CudaExecutor(config, manifest, CudaParts(device, session, kernels.kernels, library, kernels.close))
+        parts = CudaParts(device, session, kernels.kernels, library, kernels.close, bounds or SamplingBounds())
+        executor = CudaExecutor(config, manifest, parts)
         return cls(executor, device, session, kernels)

@@ -1,4 +1,4 @@
-"""The attention kernels of cuda/README.md written from their definitions, in numpy, behind cuLaunchKernel's form.
+"""The kernels of a step, cuda/README.md's, written from their definitions in numpy, behind cuLaunchKernel's form.
 
 Device memory is host memory and T is float16. Every launch is logged as it came: name, grid, block, shared bytes and
 the raw bytes of its arguments.
@@ -13,6 +13,7 @@ import numpy as np
 from graphs.op_twins_rows import sample_rows
 from service.executor.cuda.attention_plan import DECODE_ROWS, PREFILL_ROWS
 from service.executor.cuda.launch import FLOAT16, LoadedKernel, ModelKernels
+from service.executor.logit_edits import log_softmax, token_logprobs
 from tests.cuda.launch_gate import LaunchGate
 
 PTR, INT, FLT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
@@ -138,24 +139,42 @@ class NumpyKernels:
                 rows[token] = merged[:, first : first + group]
 
     def _sample_rows(self, values, grid) -> None:
-        logits, temperature, top_k, top_p, min_p, seed, position = values[:7]
-        assert not any(values[7:16]), "no edits, masks or log-probabilities here"
-        rows, vocab_size = grid[0], values[20]
-        wide = at(logits, (rows, vocab_size)).astype(np.float32)
+        rows, (vocab_size, max_top) = grid[0], values[20:]
+        assert not any(values[13:15]), "no masks here"
+        logits = at(values[0], (rows, vocab_size))
+        before = logits.astype(np.float32)
+        self._edit(logits, values)
+        wide = logits.astype(np.float32)
         usable = np.isfinite(wide.max(axis=1))
         wide[~usable] = 0.0
-        params = [
-            at(address, (rows,), dtype)
-            for address, dtype in (
-                (temperature, np.float32),
-                (top_k, np.int32),
-                (top_p, np.float32),
-                (min_p, np.float32),
-                (seed, np.int64),
-                (position, np.int32),
-            )
-        ]
-        at(values[16], (rows,), np.int32)[:] = np.where(usable, sample_rows(wide, *params), -1)
+        dtypes = (np.float32, np.int32, np.float32, np.float32, np.int64, np.int32)
+        params = [at(address, (rows,), dtype) for address, dtype in zip(values[1:7], dtypes, strict=True)]
+        tokens = at(values[16], (rows,), np.int32)
+        tokens[:] = np.where(usable, sample_rows(wide, *params), -1)
+        logprob, top_logprobs = at(values[17], (rows,), np.float32), at(values[19], (rows, max_top), np.float32)
+        top_tokens = at(values[18], (rows, max_top), np.int32)
+        for row, num_top in enumerate(at(values[15], (rows,), np.int32).tolist()):
+            if num_top >= 0 and usable[row]:
+                found = token_logprobs(log_softmax(before[row]), int(tokens[row]), num_top)
+                logprob[row] = found.chosen
+                top_tokens[row, :num_top], top_logprobs[row, :num_top] = found.top_token_ids, found.top_logprobs
+
+    def _edit(self, logits, values) -> None:
+        """One edit after the other, as cuda/README.md says it."""
+        rows = len(logits)
+        penalties, indptr = at(values[7], (rows, 3), np.float32), at(values[8], (rows + 1,), np.int32)
+        columns = [at(values[9 + i], (indptr[-1],), dtype) for i, dtype in enumerate((np.int32, np.int32, np.float32))]
+        kept = at(values[12], (indptr[-1],), np.float32)
+        for row in range(rows):
+            repetition, frequency, presence = penalties[row]
+            for edit in range(indptr[row], indptr[row + 1]):
+                token, count, bias = (column[edit] for column in columns)
+                x = kept[edit] = logits[row, token].astype(np.float32)
+                if count >= 0:
+                    x = x / repetition if x > 0 else x * repetition
+                if count >= 1:
+                    x = x - frequency * np.float32(count) - presence
+                logits[row, token] = x + bias
 
     def _cache(self, kv: int, kv_heads: int, last_block: int) -> np.ndarray:
         return at(kv, (last_block + 1, 2, kv_heads, self.block_size, self.head_dim))

@@ -79,34 +79,6 @@ def test_a_preempted_sequence_comes_to_the_same_tokens(host_executor) -> None:
     assert expected.tokens == crowded.tokens
 
 
-def test_the_device_and_the_host_sample_the_same_tokens(host_executor) -> None:
-    """Asking for log-probabilities moves a row's sampling to the host."""
-    executor = host_executor().executor
-    on_device, on_host = (
-        run_requests(executor, requests(replace(SAMPLED, num_logprobs=asked))).tokens for asked in (-1, 0)
-    )
-    assert on_device == on_host
-
-
-def test_rows_that_the_host_samples_leave_the_others_to_the_device(host_executor) -> None:
-    """Every other request has a penalty: all get what they get alone, and only some rows' logits come over."""
-    made = host_executor(deterministic="on")
-    asked = [
-        replace(request, sampling=replace(EDITED if request.seq_id % 2 else SAMPLED, seed=request.seq_id))
-        for request in requests(SAMPLED)
-    ]
-    together = run_requests(made.executor, asked).tokens
-    assert together == {
-        request.seq_id: run_requests(made.executor, [request]).tokens[request.seq_id] for request in asked
-    }
-    plan, batch = decode_plan(made, [70, 5, 9])
-    batch.seq_ids[:3] = [100, 101, 102]
-    batch.sampling[1] = EDITED
-    made.device.events.clear()
-    made.executor.dispatch(plan, batch).wait()
-    assert ["launch", "copy_out", "copy_out", "wait"] == made.device.events[-4:]
-
-
 def test_samples_that_share_a_prompt_yield_what_each_yields_alone(host_executor) -> None:
     """Their last block is copied on the device."""
     made = host_executor(deterministic="on")
@@ -141,7 +113,7 @@ def test_a_replayed_step_copies_in_twice_and_out_once_and_waits_once(host_execut
     plan, batch = decode_plan(made, [70, 5])
     made.device.events.clear()
     made.executor.dispatch(plan, batch).wait()
-    assert ["copy_in", "copy_in_rows", "replay", "launch", "copy_out", "wait"] == made.device.events
+    assert ["copy_in", "copy_in_rows", "replay", "copy_out", "wait"] == made.device.events
 
 
 def test_a_steps_tokens_outlive_the_next_step(host_executor) -> None:
@@ -195,15 +167,15 @@ def test_a_failed_launch_is_an_executor_error_and_the_next_step_runs(host_execut
     assert good.tolist() == made.executor.dispatch(plan, batch).wait().token_ids.tolist()
 
 
-@pytest.mark.parametrize("broken", [{"launch"}, {"launch", "wait"}], ids=["launch", "launch and wait"])
-def test_a_step_whose_sampling_cannot_be_launched_is_over_when_that_is_told(host_executor, broken: set[str]) -> None:
+@pytest.mark.parametrize("broken", [{"copy_out"}, {"copy_out", "wait"}], ids=["copy", "copy and wait"])
+def test_a_step_whose_tokens_cannot_be_copied_back_is_over_when_that_is_told(host_executor, broken: set[str]) -> None:
     """The replay before it was enqueued, and reads what the next step will overwrite."""
     made = host_executor()
     made.executor.warm_up()
     plan, batch = decode_plan(made, [70, 5])
     made.device.events.clear()
     made.device.broken = broken
-    with pytest.raises(ExecutorError, match="a kernel cannot be launched: CUDA error 719"):
+    with pytest.raises(ExecutorError, match="copy_out failed: CUDA error 700"):
         made.executor.dispatch(plan, batch)
     assert ["copy_in", "copy_in_rows", "replay", "wait"] == made.device.events
     made.device.broken = set()
@@ -234,10 +206,10 @@ def test_a_device_with_too_little_memory_is_refused(tiny_float16) -> None:
 
 
 def test_no_buffer_is_left_whichever_allocation_fails(tiny_float16, host_executor) -> None:
-    """Of the 17 of an executor: four of each kind of step, two of the runner, three to sample, two KV buffers."""
+    """Of the 21 of an executor: six of each kind of step, three of the runner, two for results, two KV buffers."""
     kernels = NumpyKernels(HEAD_DIM, 16)
     num_allocations = host_executor().device.num_allocations
-    assert 2 * 4 + 2 + 3 + 2 * 2 == num_allocations
+    assert 2 * 6 + 3 + 2 + 2 * 2 == num_allocations
     for place in range(num_allocations):
         device = HostDevice(kernels.gate.address)
         device.refused_allocation = place

@@ -26,7 +26,7 @@ class Device(Protocol):
 
     @property
     def op_domain(self) -> str:
-        """The domain whose PagedAttention runs on the device."""
+        """The domain whose PagedAttention and SampleRows run on the device."""
         ...
 
     @property

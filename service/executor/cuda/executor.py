@@ -1,16 +1,16 @@
 """The CUDA executor: decode steps replay the CUDA graph of their bucket, others run eagerly, one session for both.
 
-A step: inputs, attention plan and sampling parameters are staged in pinned memory and copied over, the forward pass
-runs, its tokens are sampled on the device and copied back; `wait` blocks once for all of it. (An eager forward pass is
-also waited for inside ONNX Runtime, which cleans up after it.) Rows that ask for more than the sampling kernel is given
-here, penalties and log-probabilities say, have their logits copied back as well, and are sampled on the host.
+A step: inputs, attention plan, sampling parameters and edits of logits are staged in pinned memory and copied over, the
+forward pass runs, which ends with the tokens, and these are copied back, with log-probabilities if asked; `wait` blocks
+once for all of it. (An eager forward pass is also waited for inside ONNX Runtime, which cleans up after it.) Rows that
+ask for more than SamplingBounds have their logits copied back as well, and are sampled on the host.
 
 Left out so far: the host's work on a step while the device runs the one before, and KV that moves to the host.
 """
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
@@ -28,13 +28,14 @@ from service.executor.cuda.device import Device
 from service.executor.cuda.launch import CudaOps, ModelKernels
 from service.executor.cuda.memory import DeviceKv
 from service.executor.cuda.null_steps import null_chunks, null_decode_step
-from service.executor.cuda.runner import RunnerParts, StepRunner
-from service.executor.cuda.sampling import DeviceSampler, HostSampler
+from service.executor.cuda.row_edits import DividedJob, SamplingBounds, divide
+from service.executor.cuda.runner import NO_PARAMS, RunnerParts, StepRunner
+from service.executor.cuda.sampling import HostSampler, SampledRows
 from service.executor.cuda.session import Session
 from service.executor.kv_layout import KvDtype, KvLayout, fit_kv_layout, parse_kv_memory
 from service.executor.limits import executor_limits
 from service.executor.op_library import OpLibrary
-from service.executor.sampler import Sampler, SamplingJob
+from service.executor.sampler import Sampler
 from service.executor.step_inputs import StepInputBuffers
 
 log = structlog.get_logger("chairlift.cuda")
@@ -51,6 +52,7 @@ class CudaParts:
     kernels: ModelKernels
     library: OpLibrary
     release_kernels: Callable[[], None]
+    bounds: SamplingBounds = field(default_factory=SamplingBounds)
 
 
 class CudaExecutor:
@@ -67,7 +69,7 @@ class CudaExecutor:
         )
         limits = executor_limits(config, model, probe)
         ops = CudaOps(parts.library.functions)
-        runner_parts = RunnerParts(parts.device, ops, parts.session, parts.kernels, self._graphs)
+        runner_parts = RunnerParts(parts.device, ops, parts.session, parts.kernels, self._graphs, parts.bounds)
         self._is_busy = self._is_closed = False
         with ExitStack() as undo:
             self._runner = undo.enter_context(
@@ -76,9 +78,9 @@ class CudaExecutor:
             shape = (limits.max_num_seqs, model.vocab_size)
             options = session_options(parts.library.path, 1, "off")
             host = undo.enter_context(closing(HostSampler(options, shape)))
-            kernel, logits = parts.kernels.sample_rows, self._runner.logits
-            self._device_sampler = undo.enter_context(closing(DeviceSampler(parts.device, kernel, logits, shape, host)))
-            self._sampler = Sampler(limits.max_num_seqs)
+            sampled = SampledRows(parts.device, self._runner.outputs, limits.max_num_seqs, host)
+            self._sampled = undo.enter_context(closing(sampled))
+            self._sampler, self._bounds = Sampler(limits.max_num_seqs), parts.bounds
             reserved_bytes = self._measure(limits, probe)
             available = max(0, parts.device.free_bytes() - reserved_bytes)
             kv_memory_bytes = parse_kv_memory(config.kv_memory, available)
@@ -108,26 +110,26 @@ class CudaExecutor:
             raise ExecutorError("a step was dispatched while another is in flight")
         self._device.make_current()
         try:
-            job = self._enqueue(plan, batch)
+            divided = self._enqueue(plan, batch)
         except Exception:
             # Copies that were enqueued may still read pinned memory, which the next step overwrites.
             with suppress(ExecutorError):  # a device that cannot be waited for reads no more; the first error is told
                 self._device.wait()
             raise
         self._is_busy = True
-        return CudaStepHandle(self, job)
+        return CudaStepHandle(self, divided)
 
-    def _enqueue(self, plan: StepPlan, batch: BatchState) -> SamplingJob:
+    def _enqueue(self, plan: StepPlan, batch: BatchState) -> DividedJob:
         if len(plan.block_copies):
             self._kv.copy_blocks(plan.block_copies)
         inputs = self._inputs.fill(plan, batch)
         rows = plan.rows if plan.is_decode_only else plan.rows[plan.samples]
         job = self._sampler.prepare(batch, rows)
         params = self._sampler.params.prefix(job.num_rows)
-        self._runner.run(inputs, params, is_decode=plan.is_decode_only)
-        buffers = self._runner.decode if plan.is_decode_only else self._runner.mixed
-        self._device_sampler.enqueue(job, params, buffers)
-        return job
+        divided = divide(job, self._bounds)
+        self._runner.run(inputs, params, divided.edits, is_decode=plan.is_decode_only)
+        self._sampled.enqueue(divided, params)
+        return divided
 
     def close(self) -> None:
         """Free sessions, buffers and the device, all of them whatever fails. Idempotent.
@@ -144,10 +146,10 @@ class CudaExecutor:
             owned.callback(self._owned.close)
             self._device.make_current()
 
-    def _finish(self, job: SamplingJob) -> StepResult:
+    def _finish(self, divided: DividedJob) -> StepResult:
         try:
             self._device.wait()
-            return self._device_sampler.finish(job)
+            return self._sampled.finish(divided)
         finally:
             self._is_busy = False
 
@@ -178,17 +180,17 @@ class CudaExecutor:
         return 0
 
     def _run_largest_steps(self, limits: ExecutorLimits) -> None:
-        self._runner.run(null_chunks(limits), self._sampler.params.prefix(0), is_decode=False)
+        self._runner.run(null_chunks(limits), NO_PARAMS, None, is_decode=False)
         self._runner.run_decode_eagerly(null_decode_step(limits.max_num_seqs))
 
 
 class CudaStepHandle:
     """A step that is enqueued. It holds the executor until `wait` returns."""
 
-    def __init__(self, executor: CudaExecutor, job: SamplingJob) -> None:
+    def __init__(self, executor: CudaExecutor, divided: DividedJob) -> None:
         self._executor = executor
-        self._job = job
+        self._divided = divided
 
     def wait(self) -> StepResult:
         """Wait for the device. Raises ExecutorError."""
-        return self._executor._finish(self._job)
+        return self._executor._finish(self._divided)

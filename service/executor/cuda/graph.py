@@ -3,6 +3,9 @@
 Exported graphs compute in float32, for CPUs. On a GPU everything between the tokens and the logits is float16:
 weights are used as they are stored instead of being widened, norms and biases are narrowed once, when ONNX Runtime
 folds constants, and the KV buffer is float16 as well. Attention keeps its rotary tables and norms in float32.
+
+The graph goes on to the tokens there: SampleRows follows the logits, which stay an output, where they are for a host
+that wants to see some.
 """
 
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from onnx import TensorProto, helper
 from graphs.manifest import ModelInfo
 from service.errors import ModelFolderError
 from service.executor.model_variant import read_graph
+from service.executor.sample_rows import PARAM_TYPES
 
 _ATTENTION: Final = "PagedAttention"
 
@@ -27,7 +31,7 @@ class CudaGraph:
 
 
 def cuda_graph(path: Path, info: ModelInfo, op_domain: str) -> CudaGraph:
-    """The graph at `path` in float16, with the attention of `op_domain`.
+    """The graph at `path` in float16, with the attention of `op_domain`, and the tokens that its SampleRows samples.
 
     Its external data stays where it is, relative to the folder of `path`. Raises ModelFolderError when the graph cannot
     be read or does not have the layers of `info`.
@@ -47,6 +51,7 @@ def cuda_graph(path: Path, info: ModelInfo, op_domain: str) -> CudaGraph:
         raise ModelFolderError(
             f"{path}: has {len(windows)} {_ATTENTION} nodes, the manifest says {info.num_layers} layers"
         )
+    _append_sampling(graph, op_domain)
     if op_domain not in {opset.domain for opset in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(op_domain, 1))
     # A plan serves all layers: layers with a window read more than they need where others have none.
@@ -57,6 +62,15 @@ def _adopt(node: Any, op_domain: str) -> int:
     """Move an attention node to `op_domain`; yields its sliding window."""
     node.domain = op_domain
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == "sliding_window"), 0)
+
+
+def _append_sampling(graph: Any, op_domain: str) -> None:
+    """Sample every row of logits, by parameters that are inputs: the output `token`."""
+    (logits,) = graph.output
+    num_rows = logits.type.tensor_type.shape.dim[0].dim_param
+    graph.node.append(helper.make_node("SampleRows", [logits.name, *PARAM_TYPES], ["token"], domain=op_domain))
+    graph.input.extend(helper.make_tensor_value_info(name, kind, [num_rows]) for name, kind in PARAM_TYPES.items())
+    graph.output.append(helper.make_tensor_value_info("token", TensorProto.INT32, [num_rows]))
 
 
 def _drop_widening(graph: Any) -> None:

@@ -66,24 +66,36 @@ class CudaStep(ctypes.Structure):
         ("attn_decode", CudaKernelStruct),
         ("attn_prefill", CudaKernelStruct),
         ("attn_combine", CudaKernelStruct),
+        ("sample_rows", CudaKernelStruct),
         ("range_begin", ctypes.c_void_p),
         ("part_begin", ctypes.c_void_p),
         ("decode_items", ctypes.c_void_p),
         ("num_prefill_items", ctypes.c_void_p),
         ("prefill_items", ctypes.c_void_p),
+        ("penalties", ctypes.c_void_p),
+        ("edit_indptr", ctypes.c_void_p),
+        ("edit_tokens", ctypes.c_void_p),
+        ("edit_counts", ctypes.c_void_p),
+        ("edit_biases", ctypes.c_void_p),
+        ("edit_logits", ctypes.c_void_p),
+        ("num_logprobs", ctypes.c_void_p),
+        ("logprob", ctypes.c_void_p),
+        ("top_tokens", ctypes.c_void_p),
+        ("top_logprobs", ctypes.c_void_p),
         ("num_ranges", ctypes.c_int32),
         ("num_slots", ctypes.c_int32),
         ("prefill_blocks", ctypes.c_int32),
         ("scalar_type", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
         ("block_size", ctypes.c_int32),
+        ("max_top", ctypes.c_int32),
     )
 
     @classmethod
     def of(cls, launch: int, kernels: ModelKernels) -> "CudaStep":
-        """A step without a plan: `launch` is the address of a function of cuLaunchKernel's form."""
+        """A step without a plan and buffers: `launch` is the address of a function of cuLaunchKernel's form."""
         step = cls(struct_bytes=ctypes.sizeof(cls), launch=launch)
-        for name in ("rope_kv_write", "attn_decode", "attn_prefill", "attn_combine"):
+        for name in ("rope_kv_write", "attn_decode", "attn_prefill", "attn_combine", "sample_rows"):
             kernel: LoadedKernel = getattr(kernels, name)
             setattr(step, name, CudaKernelStruct(kernel.function, kernel.block_threads, kernel.shared_bytes))
         for name in ("scalar_type", "head_dim", "block_size"):

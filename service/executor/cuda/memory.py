@@ -1,8 +1,9 @@
 """Buffers on the device and pinned ones on the host, each with one owner, and how much of the device the KV gets."""
 
 import math
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,17 @@ from service.core.types import Int32Array
 from service.errors import ConfigError
 from service.executor.cuda.device import Device
 from service.executor.kv_layout import KvLayout
+
+_ALIGNMENT_BYTES: Final = 64
+
+
+def placed(sizes: Mapping[str, tuple[int, npt.DTypeLike]]) -> tuple[dict[str, int], int]:
+    """Byte offsets of arrays that lie one behind the other, by their lengths and types, and the bytes of all."""
+    offsets, num_bytes = {}, 0
+    for name, (length, dtype) in sizes.items():
+        offsets[name] = num_bytes
+        num_bytes += -(-length * np.dtype(dtype).itemsize // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    return offsets, num_bytes
 
 
 class DeviceBuffer:

@@ -1,4 +1,4 @@
-"""Runs staged steps: which tensors, which plan, which CUDA graph. No scheduling, no sampling."""
+"""Runs staged steps: which tensors, which plan, which CUDA graph. No scheduling; the graph samples."""
 
 import time
 from contextlib import ExitStack, closing
@@ -17,14 +17,16 @@ from service.executor.cuda.device import Device
 from service.executor.cuda.launch import CudaOps, CudaStep, ModelKernels
 from service.executor.cuda.memory import DeviceBuffer, DeviceKv
 from service.executor.cuda.null_steps import null_decode_step
+from service.executor.cuda.row_edits import RowEdits, SamplingBounds
+from service.executor.cuda.sample_outputs import SAMPLED, SampleOutputs
 from service.executor.cuda.session import EAGER, Binding, Session
-from service.executor.cuda.step_buffers import StepBuffers
+from service.executor.cuda.step_buffers import EDIT_COLUMNS, PARAM_DTYPES, StepBuffers
 from service.executor.model_variant import KV_INPUT_PREFIX
 from service.executor.sampler import RowParams, Sampler
 from service.executor.step_inputs import StepInputs
 
 NO_PARAMS: Final = Sampler(0).params
-"""Of steps that nothing is sampled from."""
+"""Of steps whose tokens nobody wants."""
 
 log = structlog.get_logger("chairlift.cuda")
 
@@ -38,6 +40,7 @@ class RunnerParts:
     session: Session
     kernels: ModelKernels
     graphs: BucketGraphs
+    bounds: SamplingBounds
 
 
 class StepRunner:
@@ -46,7 +49,6 @@ class StepRunner:
     def __init__(self, parts: RunnerParts, model: ModelInfo, limits: ExecutorLimits, *, is_deterministic: bool) -> None:
         """Allocate. Raises ConfigError when memory is lacking."""
         self._parts = parts
-        self._vocab_size = model.vocab_size
         device, kernels = parts.device, parts.kernels
         num_blocks = device.num_sms * device.blocks_per_sm(kernels.attn_decode)
         decode = PlanLimits(
@@ -63,11 +65,15 @@ class StepRunner:
         self._num_ranges = decode.num_ranges
         self._num_floats = decode.max_partials * model.num_kv_heads * DECODE_ROWS * (model.head_dim + 1)
         with ExitStack() as undo:
-            self.decode = undo.enter_context(closing(StepBuffers(device, limits, decode, has_prefill=False)))
-            self.mixed = undo.enter_context(closing(StepBuffers(device, limits, mixed, has_prefill=True)))
+            self.decode, self.mixed = (
+                undo.enter_context(
+                    closing(StepBuffers(device, limits, plan_limits, parts.bounds, has_prefill=plan_limits is mixed))
+                )
+                for plan_limits in (decode, mixed)
+            )
             self._workspace = undo.enter_context(closing(DeviceBuffer(device, 4 * self._num_floats)))
-            logits_bytes = 2 * limits.max_num_seqs * model.vocab_size  # float16
-            self.logits = undo.enter_context(closing(DeviceBuffer(device, logits_bytes)))
+            shape = (limits.max_num_seqs, model.vocab_size)
+            self.outputs = undo.enter_context(closing(SampleOutputs(device, shape, parts.bounds.max_top)))
             self._owned = undo.pop_all()
         self._decode_step = self._cuda_step(self.decode, decode.max_partials)
         self._decode_step.num_ranges = decode.num_ranges  # whatever the step: a captured graph's grid
@@ -81,19 +87,19 @@ class StepRunner:
         self._parts.graphs.forget()
         self._bindings.clear()
 
-    def run(self, inputs: StepInputs, params: RowParams, *, is_decode: bool) -> None:
-        """Enqueue a step's copies and its forward pass, whose logits are then on the device. Raises ExecutorError."""
+    def run(self, inputs: StepInputs, params: RowParams, edits: RowEdits | None, *, is_decode: bool) -> None:
+        """Enqueue a step's copies and its forward pass, which leaves `outputs`. Raises ExecutorError."""
         if is_decode:
             num_rows = len(inputs.context_lens)
             bucket = self._parts.graphs.bucket_for(num_rows)
-            self.decode.stage(inputs, params, bucket or num_rows)
+            self.decode.stage(inputs, params, edits, bucket or num_rows)
             self._run_decode(bucket, num_rows)
         else:
-            self._run_mixed(inputs, self.mixed.stage(inputs, params, len(inputs.context_lens)))
+            self._run_mixed(inputs, self.mixed.stage(inputs, params, edits, len(inputs.context_lens)))
 
     def run_decode_eagerly(self, inputs: StepInputs) -> None:
-        """Run a decode step, unpadded, without a graph; nothing is sampled from it."""
-        self.decode.stage(inputs, NO_PARAMS, len(inputs.context_lens))
+        """Run a decode step, unpadded, without a graph, for nobody."""
+        self.decode.stage(inputs, NO_PARAMS, None, len(inputs.context_lens))
         self._run_decode(None, len(inputs.context_lens))
 
     def capture_all(self) -> None:
@@ -112,7 +118,7 @@ class StepRunner:
 
         A bucket that cannot be captured is given up with a warning: its steps run in a larger one, or eagerly.
         """
-        self.decode.stage(null_decode_step(bucket), NO_PARAMS, bucket)
+        self.decode.stage(null_decode_step(bucket), NO_PARAMS, None, bucket)
         return self._run_decode(bucket, bucket)
 
     def _run_decode(self, bucket: int | None, num_rows: int) -> bool:
@@ -171,13 +177,21 @@ class StepRunner:
         binding.bind_input("context_lens", buffers.address("context_lens"), np.int32, (num_seqs,))
         binding.bind_input("block_table", buffers.table_address, np.int32, (num_seqs, buffers.table_stride))
         binding.bind_input("logit_indices", buffers.address("logit_indices"), np.int32, (num_logits,))
-        binding.bind_output("logits", self.logits.address, np.float16, (num_logits, self._vocab_size))
+        for name, dtype in PARAM_DTYPES.items():
+            binding.bind_input(name, buffers.address(name), dtype, (num_logits,))
+        outputs = self.outputs
+        binding.bind_output("logits", outputs.logits, np.float16, (num_logits, outputs.vocab_size))
+        binding.bind_output("token", outputs.address("token"), np.int32, (num_logits,))
 
     def _cuda_step(self, buffers: StepBuffers, num_slots: int) -> CudaStep:
         step = CudaStep.of(self._parts.device.launch_address, self._parts.kernels)
         for name, address in buffers.plan_addresses.items():
             setattr(step, name, address)
-        step.num_slots = num_slots
+        for name in ("penalties", "edit_indptr", *EDIT_COLUMNS, "num_logprobs"):
+            setattr(step, name, buffers.address(name))
+        for name in SAMPLED[1:]:  # the tokens are an output of the graph
+            setattr(step, name, self.outputs.address(name))
+        step.num_slots, step.max_top = num_slots, self.outputs.max_top
         return step
 
     def close(self) -> None:

@@ -1,6 +1,9 @@
-"""Samples a step's rows on the device; rows that ask for more than its kernel is given here once more on the host."""
+"""What was sampled on the device comes back to the host, which samples the rows that the device could not.
 
-import ctypes
+Such rows' logits are copied back as well, and are edited and sampled as the device would have done it.
+"""
+
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import Final
 
@@ -8,100 +11,94 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from service.core.types import Float32Array, Int32Array, StepResult
+from service.core.types import Float32Array, Int32Array, StepResult, TokenLogprobs
 from service.executor.buffers import aligned_zeros
 from service.executor.cuda.device import Device
-from service.executor.cuda.launch import Argument, KernelLaunch, LoadedKernel
-from service.executor.cuda.memory import DeviceBuffer, PinnedBuffer
-from service.executor.cuda.step_buffers import StepBuffers
+from service.executor.cuda.memory import PinnedBuffer
+from service.executor.cuda.row_edits import DividedJob
+from service.executor.cuda.sample_outputs import SAMPLED, SampleOutputs
 from service.executor.sample_rows import SampleRowsSession
 from service.executor.sampler import RowParams, Sampler, SamplingJob
 
 Float16Array = npt.NDArray[np.float16]
 
-_PARAMS: Final = RowParams.__slots__
-_NUM_LEFT_OUT: Final = 9  # edits, masks and log-probabilities
 _NO_TOKEN: Final = -1
 _LOGIT_BYTES: Final = 2
 
 
-class DeviceSampler:
-    """Owns the tokens' memory, and the pinned logits of rows that the host samples. Engine thread.
+class SampledRows:
+    """Owns the pinned memory that results come back to. Engine thread.
 
-    Sampling is enqueued behind the forward pass by `enqueue`; `finish` is called when the device is done.
+    `enqueue` follows the forward pass; `finish` is called when the device is done.
     """
 
-    def __init__(
-        self, device: Device, kernel: LoadedKernel, logits: DeviceBuffer, shape: tuple[int, int], host: "HostSampler"
-    ) -> None:
-        """`logits` float16 of `shape` [max_num_seqs, vocab_size] is where forward passes leave them."""
+    def __init__(self, device: Device, outputs: SampleOutputs, max_rows: int, host: "HostSampler") -> None:
+        """`outputs` is where forward passes leave their results. Raises ConfigError when memory is lacking."""
         self._device = device
-        self._kernel = kernel
-        self._logits = logits
+        self._outputs = outputs
         self._host = host
-        max_rows, self._vocab_size = shape
+        logits_bytes = _LOGIT_BYTES * max_rows * outputs.vocab_size
         with ExitStack() as undo:
-            # The device's last, to be freed first: that waits for what is in flight, which may still write the others.
-            self._pinned_tokens = undo.enter_context(closing(PinnedBuffer(device, 4 * max_rows)))
-            logits_bytes = _LOGIT_BYTES * max_rows * self._vocab_size
-            self._pinned_logits = undo.enter_context(closing(PinnedBuffer(device, logits_bytes)))
-            self._tokens = undo.enter_context(closing(DeviceBuffer(device, 4 * max_rows)))
+            self._sampled = undo.enter_context(closing(PinnedBuffer(device, outputs.num_bytes)))
+            self._logits = undo.enter_context(closing(PinnedBuffer(device, logits_bytes)))
             self._owned = undo.pop_all()
-        self._launches: dict[int, KernelLaunch] = {}  # by the buffers that hold the parameters
 
-    def enqueue(self, job: SamplingJob, params: RowParams, buffers: StepBuffers) -> None:
-        """Sample the rows of `job`, whose `params` also lie in `buffers`, and copy back what `finish` needs."""
-        if not job.num_rows:
+    def enqueue(self, divided: DividedJob, params: RowParams) -> None:
+        """Copy back what `finish` needs of a step whose rows have `params`."""
+        num_rows = divided.job.num_rows
+        if not num_rows:
             return
-        self._launch(buffers)(job.num_rows)
-        self._device.copy_out(self._host_tokens(job.num_rows), self._tokens.address)
-        rows = rows_for_host(job)
-        if not rows:
+        names = ["token"]
+        if divided.num_logprobs:
+            names += SAMPLED[1:] if any(num_top for _, num_top in divided.num_logprobs) else ["logprob"]
+        for name in names:
+            self._device.copy_out(self._array(name, num_rows), self._outputs.address(name))
+        if not divided.host_rows:
             return
-        self._host.take(params, rows)
-        row_bytes = _LOGIT_BYTES * self._vocab_size
-        for target, row in zip(self._host_logits(len(rows)), rows, strict=True):
-            self._device.copy_out(target, self._logits.address + row * row_bytes)
+        self._host.take(params, divided.host_rows)
+        row_bytes = _LOGIT_BYTES * self._outputs.vocab_size
+        for target, row in zip(self._host_logits(divided), divided.host_rows, strict=True):
+            self._device.copy_out(target, self._outputs.logits + row * row_bytes)
 
-    def finish(self, job: SamplingJob) -> StepResult:
+    def finish(self, divided: DividedJob) -> StepResult:
         """The step's tokens; call it when the device is done. Raises ExecutorError."""
-        if not job.num_rows:
+        num_rows = divided.job.num_rows
+        if not num_rows:
             return StepResult(token_ids=np.empty(0, np.int32))
-        token_ids = self._host_tokens(job.num_rows).copy()
+        token_ids: Int32Array = self._array("token", num_rows).copy()
         is_failed = token_ids == _NO_TOKEN
         token_ids[is_failed] = 0  # any token will do
-        rows = rows_for_host(job)
-        if not rows:
-            return StepResult(token_ids=token_ids, failed=np.flatnonzero(is_failed))
-        found = self._host.finish(job, rows, self._host_logits(len(rows)))
-        token_ids[rows] = found.token_ids
-        is_failed[rows] = False
-        is_failed[np.array(rows)[found.failed]] = True
-        logprobs = {rows[place]: value for place, value in found.logprobs.items()}
+        logprobs = self._logprobs(divided) if divided.num_logprobs else {}
+        if divided.host_rows:
+            rows = np.array(divided.host_rows)
+            found = self._host.finish(divided, self._host_logits(divided))
+            token_ids[rows] = found.token_ids
+            is_failed[rows] = False
+            is_failed[rows[found.failed]] = True
+            logprobs |= {divided.host_rows[place]: entry for place, entry in found.logprobs.items()}
         return StepResult(token_ids=token_ids, logprobs=logprobs, failed=np.flatnonzero(is_failed))
 
     def close(self) -> None:
         """Free the memory. Idempotent."""
         self._owned.close()
 
-    def _host_tokens(self, num_rows: int) -> Int32Array:
-        return self._pinned_tokens.view((num_rows,), np.int32)
+    def _logprobs(self, divided: DividedJob) -> dict[int, TokenLogprobs]:
+        num_rows = divided.job.num_rows
+        chosen = self._array("logprob", num_rows).view(np.float32).tolist()
+        top_tokens = self._array("top_tokens", num_rows)
+        top_logprobs = self._array("top_logprobs", num_rows).view(np.float32)
+        return {
+            row: TokenLogprobs(chosen[row], top_tokens[row, :num_top].copy(), top_logprobs[row, :num_top].copy())
+            for row, num_top in divided.num_logprobs
+        }
 
-    def _host_logits(self, num_rows: int) -> Float16Array:
-        return self._pinned_logits.view((num_rows, self._vocab_size), np.float16)
+    def _array(self, name: str, num_rows: int) -> Int32Array:
+        """Rows of one of SAMPLED, on the host."""
+        shape = (num_rows, self._outputs.max_top) if name.startswith("top_") else (num_rows,)
+        return self._sampled.view(shape, np.int32, self._outputs.offsets[name])
 
-    def _launch(self, buffers: StepBuffers) -> KernelLaunch:
-        """The kernel `sample_rows` (cuda/README.md), without its optional parts, on the parameters in `buffers`."""
-        key = buffers.address("temperature")
-        if key not in self._launches:
-            pointers = [self._logits.address, *(buffers.address(name) for name in _PARAMS)]
-            pointers += [0] * _NUM_LEFT_OUT
-            pointers += [self._tokens.address, 0, 0, 0]
-            sizes = (ctypes.c_int32(self._vocab_size), ctypes.c_int32(0))
-            arguments: list[Argument] = [*map(ctypes.c_void_p, pointers), *sizes]
-            address, stream = self._device.launch_address, self._device.stream
-            self._launches[key] = KernelLaunch(address, self._kernel, stream, arguments)
-        return self._launches[key]
+    def _host_logits(self, divided: DividedJob) -> Float16Array:
+        return self._logits.view((len(divided.host_rows), self._outputs.vocab_size), np.float16)
 
 
 class HostSampler:
@@ -113,26 +110,29 @@ class HostSampler:
         self._sampler = Sampler(shape[0])
         self._session = SampleRowsSession(options, self._logits, self._sampler.params)
 
-    def take(self, params: RowParams, rows: list[int]) -> None:
+    def take(self, params: RowParams, rows: Sequence[int]) -> None:
         """Keep the parameters of `rows`, which the next step's replace."""
         ours = self._sampler.params.prefix(len(rows))
-        for name in _PARAMS:
-            getattr(ours, name)[:] = getattr(params, name)[rows]
+        for name in RowParams.__slots__:
+            getattr(ours, name)[:] = getattr(params, name)[list(rows)]
 
-    def finish(self, job: SamplingJob, rows: list[int], logits: Float16Array) -> StepResult:
-        """Sample `logits` [len(rows), vocab_size] of the `rows` of `job`; the result's indices are places in `rows`."""
+    def finish(self, divided: DividedJob, logits: Float16Array) -> StepResult:
+        """Sample `logits` of the rows that the device did not; the result's indices are places in `host_rows`."""
+        job, rows = divided.job, divided.host_rows
         wide = self._logits[: len(rows)]
         wide[:] = logits
         place_of = {row: place for place, row in enumerate(rows)}
-        edits = {place_of[row]: edit for row, edit in job.edits.items()}
-        num_logprobs = {place_of[row]: number for row, number in job.num_logprobs.items()}
-        return self._sampler.finish(SamplingJob(len(rows), edits, num_logprobs), wide, self._session)
+        edits = {place_of[row]: edit for row, edit in job.edits.items() if row in place_of}
+        num_logprobs = {place_of[row]: num_top for row, num_top in job.num_logprobs.items() if row in place_of}
+        return self._sampler.finish(SamplingJob(len(rows), edits, num_logprobs), wide, self)
+
+    def sample(self, num_rows: int) -> Int32Array:
+        """See RowSampler. Edited logits are rounded first, as they are where the device keeps them."""
+        wide = self._logits[:num_rows]
+        with np.errstate(over="ignore"):
+            wide[:] = wide.astype(np.float16)
+        return self._session.sample(num_rows)
 
     def close(self) -> None:
         """Free the session. Idempotent."""
         self._session.close()
-
-
-def rows_for_host(job: SamplingJob) -> list[int]:
-    """Rows that ask for what the kernel could do, but is not given here: edits and log-probabilities. Ascending."""
-    return sorted({*job.edits, *job.num_logprobs})

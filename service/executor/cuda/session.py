@@ -1,4 +1,10 @@
-"""The ONNX Runtime session of a model on a GPU, run on tensors that are bound by device address."""
+"""The ONNX Runtime session of a model on a GPU, run on tensors that are bound by device address.
+
+There is one session, over prefill.onnx, and both kinds of steps run in it, so the weights are on the device once.
+decode.onnx computes the same tokens for steps of one token a sequence (a test runs it); what it saves there is two
+Gathers of rows that all stay. A session of its own would either load all weights a second time or take the first one's
+device tensors as initializers, which has not been confirmed on a GPU; it would also have a second arena.
+"""
 
 from pathlib import Path
 from typing import Final, Protocol
@@ -71,7 +77,7 @@ class OrtBinding:
 
 
 class OrtSession:
-    """A `Session` over prefill.onnx, which also computes what decode.onnx does: the weights are on the device once."""
+    """A `Session` over prefill.onnx."""
 
     def __init__(self, session: ort.InferenceSession, memory_name: str, sliding_window: int) -> None:
         self._session: ort.InferenceSession | None = session

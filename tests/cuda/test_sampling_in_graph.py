@@ -1,0 +1,153 @@
+"""Sampling as the graph's last op: what is sampled there, what the host samples, and that replays follow the step."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from graphs.manifest import DECODE_NAME, PREFILL_NAME, WEIGHTS_NAME, Manifest
+from service.core.types import SamplingParams
+from service.executor.cuda.row_edits import SamplingBounds
+from service.executor.cuda.session import OrtSession
+from service.executor.op_library import OpLibrary
+from tests.cuda.conftest import VOCAB_SIZE
+from tests.cuda.test_executor import GREEDY, SAMPLED, decode_plan, requests
+from tests.stepping import run_requests
+
+EDITED = replace(SAMPLED, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1)
+BIASED = replace(GREEDY, logit_bias=((7, 3.0), (9, -100.0)))
+HELD = replace(GREEDY, min_tokens=6, stop_token_ids=tuple(range(3, VOCAB_SIZE, 2)))
+FEATURES = {"penalties": EDITED, "bias": BIASED, "min_tokens": HELD, "logprobs": replace(SAMPLED, num_logprobs=5)}
+NOTHING_FITS = SamplingBounds(max_edits=1, max_top=1)
+
+
+def dispatched(made, context_lens: list[int], sampling: list[SamplingParams]) -> list[int]:
+    """The tokens of a decode step of sequences with these parameters, as the BatchState has them."""
+    plan, batch = decode_plan(made, context_lens)
+    for row, params in enumerate(sampling):
+        batch.seq_ids[row] = 100 + row
+        batch.sampling[row] = params
+        for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
+            getattr(batch, name)[row] = getattr(params, name)
+    made.device.events.clear()
+    return made.executor.dispatch(plan, batch).wait().token_ids.tolist()
+
+
+@pytest.mark.parametrize("sampling", FEATURES.values(), ids=FEATURES)
+def test_the_device_and_the_host_sample_the_same_tokens(host_executor, sampling: SamplingParams) -> None:
+    """The host's part needs the logits: a copy for each of its rows."""
+    asked = requests(replace(sampling, num_logprobs=max(sampling.num_logprobs, 2)))
+    on_device, on_host = host_executor(), host_executor(bounds=NOTHING_FITS)
+    found, expected = (run_requests(made.executor, asked) for made in (on_device, on_host))
+    assert expected.tokens == found.tokens
+    assert expected.tokens != run_requests(on_device.executor, requests(replace(sampling, seed=3, max_tokens=9))).tokens
+    for seq_id, entries in expected.logprobs.items():
+        for its, ours in zip(entries, found.logprobs[seq_id], strict=True):
+            assert its.chosen == pytest.approx(ours.chosen, abs=1e-5)
+            assert its.top_token_ids.tolist() == ours.top_token_ids.tolist()
+            assert its.top_logprobs == pytest.approx(ours.top_logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("sampling", FEATURES.values(), ids=FEATURES)
+def test_tokens_are_the_cpu_executors_until_a_near_tie(host_executor, cpu_executor, sampling: SamplingParams) -> None:
+    asked = requests(sampling)
+    found, expected = (run_requests(each, asked).tokens for each in (host_executor().executor, cpu_executor))
+    num_equal = sum(
+        next((i for i, pair in enumerate(zip(found[seq_id], tokens, strict=False)) if len(set(pair)) > 1), len(tokens))
+        for seq_id, tokens in expected.items()
+    )
+    assert num_equal > 0.8 * sum(map(len, expected.values()))
+
+
+def test_what_every_row_may_ask_for_comes_with_the_tokens(host_executor) -> None:
+    """Edits are one copy more on the way in; nothing more comes back unless log-probabilities are asked for."""
+    made = host_executor(capture="eager")
+    made.executor.warm_up()
+    ends = {"plain": ["copy_out", "wait"], "logprobs": ["copy_out"] * 4 + ["wait"]}
+    for sampling, begins, end in (
+        (SAMPLED, [], "plain"),
+        (EDITED, ["copy_in_rows"], "plain"),
+        (BIASED, ["copy_in_rows"], "plain"),
+        (replace(SAMPLED, num_logprobs=3), [], "logprobs"),
+    ):
+        dispatched(made, [70, 5, 9], [SAMPLED, sampling, SAMPLED])
+        assert ["copy_in", "copy_in_rows", *begins, "replay", *ends[end]] == made.device.events
+    dispatched(made, [70, 5, 9], [SAMPLED, replace(SAMPLED, num_logprobs=0), SAMPLED])
+    assert ["copy_out", "copy_out", "wait"] == made.device.events[-3:]
+
+
+def test_rows_that_the_host_samples_leave_the_others_to_the_device(host_executor) -> None:
+    """Every other request has penalties; 40 edits are one or two of them. All get what they get alone."""
+    made = host_executor(deterministic="on", bounds=SamplingBounds(max_edits=40))
+    asked = [
+        replace(request, sampling=replace(EDITED if request.seq_id % 2 else SAMPLED, seed=request.seq_id))
+        for request in requests(SAMPLED)
+    ]
+    together = run_requests(made.executor, asked).tokens
+    whole = host_executor(deterministic="on").executor
+    assert together == {request.seq_id: run_requests(whole, [request]).tokens[request.seq_id] for request in asked}
+
+
+def test_only_rows_that_do_not_fit_have_their_logits_copied_back(host_executor) -> None:
+    """Two biases fit, and the two of the next row do not; a third of its kind asks for too much of another."""
+    sampling = [SAMPLED, BIASED, replace(BIASED, seed=1), replace(SAMPLED, num_logprobs=3)]
+    lens = [70, 5, 9, 64]
+    roomy, narrow = host_executor(), host_executor(bounds=SamplingBounds(max_edits=3, max_top=2))
+    for made in (roomy, narrow):
+        made.executor.warm_up()
+    expected = dispatched(roomy, lens, sampling)
+    assert ["replay", *["copy_out"] * 4, "wait"] == roomy.device.events[-6:]
+    assert expected == dispatched(narrow, lens, sampling)
+    assert ["replay", *["copy_out"] * 3, "wait"] == narrow.device.events[-5:]
+
+
+def test_a_replay_samples_by_its_own_steps_parameters(host_executor) -> None:
+    """Temperature, seeds, edits and what is reported change between two replays of one graph."""
+    made = host_executor(capture_buckets=(4,))
+    made.executor.warm_up()
+    eager = host_executor(capture="off")
+    steps = [
+        [replace(SAMPLED, seed=1)] * 3,
+        [replace(SAMPLED, seed=2)] * 3,
+        [GREEDY, replace(BIASED, logit_bias=((7, 100.0),)), replace(SAMPLED, seed=1, num_logprobs=2)],
+        [GREEDY] * 3,
+    ]
+    expected = [dispatched(eager, [70, 5, 9], sampling) for sampling in steps]
+    made.session.run_ids.clear()
+    assert expected == [dispatched(made, [70, 5, 9], sampling) for sampling in steps]
+    assert [2] * 4 == made.session.run_ids
+    assert 4 == len({tuple(tokens) for tokens in expected})
+    assert 7 == expected[2][1]
+    assert 7 != expected[3][1]
+
+
+def test_padding_is_sampled_by_nobodys_parameters(host_executor) -> None:
+    """Four rows with bans on everything but a token, then three without: the fourth is padding, and is not edited."""
+    made = host_executor(capture_buckets=(4,))
+    made.executor.warm_up()
+    dispatched(made, [9, 9, 9, 9], [replace(SAMPLED, logit_bias=((5, 90.0),), num_logprobs=2)] * 4)
+    dispatched(made, [9, 9, 9], [BIASED] * 3)
+    buffers = made.executor._runner.decode
+    indptr = made.device.bytes_at(buffers.address("edit_indptr"), 20).view(np.int32).tolist()
+    assert [0, 2, 4, 6, 6] == indptr
+    for name, expected in (("num_logprobs", -1), ("temperature", 0), ("top_k", 0)):
+        assert expected == made.device.bytes_at(buffers.address(name), 16).view(np.int32)[3]
+
+
+def test_decode_onnx_samples_the_tokens_of_prefill_onnx(host_executor, tiny_float16: Path, tmp_path: Path) -> None:
+    """The service loads prefill.onnx alone; here decode.onnx takes its place, with the input that it does without."""
+    model = onnx.load(tiny_float16 / DECODE_NAME, load_external_data=False)
+    model.graph.input.append(helper.make_tensor_value_info("logit_indices", TensorProto.INT32, ["num_logits"]))
+    onnx.save(model, tmp_path / PREFILL_NAME)
+    shutil.copy(tiny_float16 / WEIGHTS_NAME, tmp_path)
+    expected, made = host_executor(), host_executor()
+    info, library = Manifest.load(tiny_float16).model, OpLibrary().path
+    made.session._session = OrtSession.load(tmp_path, info, library, made.device, captures=False)
+    made.executor._runner.bind_kv(made.executor._kv)  # no binding of the other session is left
+    sampling = [SAMPLED, replace(EDITED, num_logprobs=2), GREEDY, BIASED, replace(SAMPLED, seed=5)]
+    lens = [70, 5, 9, 130, 64]
+    assert dispatched(expected, lens, sampling) == dispatched(made, lens, sampling)
