@@ -120,6 +120,8 @@ def scheduler_config(
         max_queue_wait_ns=round(scheduling.max_queue_wait_s * NS_PER_S),
         ordering=scheduling.ordering(),
         prefix_cache=scheduling.uses_prefix_cache,
+        num_host_blocks=limits.num_host_blocks,
+        host_block_ns=limits.host_block_ns,
         batching=scheduling.batching,
         batch_window_ns=round(scheduling.batch_window_ms * NS_PER_MS) if scheduling.batching == "dynamic" else 0,
     )

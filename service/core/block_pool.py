@@ -5,7 +5,10 @@ from typing import Final
 import numpy as np
 
 from service.core.eviction_queue import EvictionQueue
+from service.core.host_tier import HostTier
 from service.core.prefix_cache import Chain, PrefixCache
+from service.core.scheduler_config import SchedulerConfig
+from service.core.step_time import StepTimeModel
 from service.core.types import NULL_BLOCK, Int32Array, Int64Array
 from service.core.undo_log import UndoLog
 
@@ -37,6 +40,11 @@ class BlockPool:
         # [num_blocks - 1] the first num_blank are blank, the last of them goes first; block 1 at the very start
         self._stack: Int32Array = np.arange(num_blocks - 1, NULL_BLOCK, -1, dtype=np.int32)
         self._marks: Int64Array = np.zeros(num_blocks, np.int64)  # scratch of `_distinct`
+        self.host: HostTier | None = None  # what keeps evicted blocks
+
+    def add_host_tier(self, config: SchedulerConfig, step_time: StepTimeModel) -> None:
+        """From now on, keep what is evicted in host memory."""
+        self.host = HostTier(config, step_time, self._log)
 
     @property
     def num_evictable(self) -> int:
@@ -59,15 +67,21 @@ class BlockPool:
     def begin(self) -> None:
         """From here on, changes can be taken back."""
         self._evictable.compact()
+        if self.host is not None:
+            self.host.begin()
         self._log.open()
 
     def accept(self) -> None:
         """Keep the changes since `begin`."""
         self._log.close()
+        if self.host is not None:
+            self.host.accept()
 
     def roll_back(self) -> None:
         """Take back the changes since `begin`: the pool is what it was, bit for bit."""
         self._log.undo()
+        if self.host is not None:
+            self.host.roll_back()
 
     def take(self, count: int) -> Int32Array:
         """Hand out `count` blocks with reference count 1. Cached ones are evicted only when blank ones run out.
@@ -81,10 +95,24 @@ class BlockPool:
         self._set_num_blank(self.num_blank - num_from_stack)
         if num_from_stack < count:
             evicted = self._evictable.pop(count - num_from_stack)
+            if self.host is not None:
+                self.host.offload(evicted, self.cache.names(evicted))
             self.cache.forget(evicted)
             blocks = np.concatenate([blocks, evicted])
         self._log.add(lambda: self.ref_counts.__setitem__(blocks, 0))
         self.ref_counts[blocks] = 1
+        return blocks
+
+    def restore(self, host_blocks: Int32Array, parent: int, digests: bytes) -> Int32Array:
+        """Take a block for each of `host_blocks`, and cache it under its digest, the first one behind `parent`.
+
+        They hold what the host blocks hold when the plan runs. There must be as many free blocks. Returns int32[len].
+        """
+        assert self.host is not None, "what was found in host memory is there"
+        self.host.use(host_blocks)  # first, for `take` may copy other blocks out
+        blocks = self.host.copy_in(host_blocks, self.take(len(host_blocks)))
+        replaced = self.cache.add([Chain(parent, blocks, digests, b"", b"")])
+        assert not replaced, "a block is restored only when no other has its digest"
         return blocks
 
     def hold(self, blocks: Int32Array) -> None:

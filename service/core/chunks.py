@@ -31,8 +31,8 @@ class Chunks:
         self._prompts: list[_Prompt] = []
         self._num_wanted = 0
 
-    def revive(self, num_blocks: int) -> None:
-        """Count out evictable blocks that an admitted prefix holds again."""
+    def count_out(self, num_blocks: int) -> None:
+        """Count out free blocks that an admitted prefix holds now: evictable ones, and such as are restored."""
         self._num_blocks_left -= num_blocks
 
     def turn(self, step_id: int, num_wanted: int) -> int:

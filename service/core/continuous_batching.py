@@ -41,8 +41,11 @@ class ContinuousBatching:
     def admit(self, step_id: int, reservation: Reservation, chunks: Chunks, num_spare_blocks: int) -> None:
         """Admit sequences while tokens, rows and `num_spare_blocks` suffice, and let them share."""
         batch, block_size = self._batch, self._config.block_size
+        num_restored_tokens = 0  # a step waits for them: not many more than it may compute
         # With nothing left for a prompt of one chunk there is nothing for any.
         while batch.num_rows < batch.max_num_seqs and chunks.has_tokens_at(step_id + 1):
+            if num_restored_tokens >= self._config.max_num_batched_tokens:
+                return
             # With nothing running the head fits, whatever the watermark says.
             max_blocks = num_spare_blocks if batch.num_rows else self._config.num_blocks
             admission = self._next_admission(step_id, chunks, max_blocks)
@@ -50,10 +53,11 @@ class ContinuousBatching:
                 return
             sequence, hit, turn, passed = admission
             num_spare_blocks -= hit.num_needed_blocks
-            chunks.revive(hit.num_revived_blocks)
+            chunks.count_out(hit.num_revived_blocks + len(hit.host_blocks))
+            num_restored_tokens += len(hit.host_blocks) * block_size
             row = reservation.admit(sequence, hit, passed)
             # What is copied takes slots of the first new block.
-            num_slots = len(hit.blocks) * block_size - hit.num_tokens
+            num_slots = (len(hit.blocks) + len(hit.host_blocks)) * block_size - hit.num_tokens
             batch.admitted_step[row] = step_id
             chunks.join(row, turn, sequence.num_tokens - hit.num_tokens, num_slots, is_new=True)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from service.core.types import Int32Array, Int64Array
+from service.core.types import BoolArray, Int32Array, Int64Array
 from service.core.undo_log import UndoLog
 
 _MIN_SCAN = 64
@@ -61,6 +61,20 @@ class EvictionQueue:
         self._places[blocks] = -1
         self.num_blocks -= count
         return blocks
+
+    @property
+    def end(self) -> int:
+        """The place of the next block that is pushed."""
+        return self._tail
+
+    def num_before(self, place: int) -> int:
+        """How many blocks have an earlier place."""
+        return self.num_blocks - len(self._live(max(place, self._head), self._tail))
+
+    def contains(self, blocks: Int32Array) -> BoolArray:
+        """Which of `blocks` are in the queue: bool[len(blocks)]."""
+        is_in: BoolArray = self._places[blocks] >= 0
+        return is_in
 
     def in_order(self) -> Int32Array:
         """The blocks, the next one to go first. For snapshots."""

@@ -24,6 +24,8 @@ def violations(snapshot: SchedulerSnapshot) -> list[str]:
         something_is_left_to_compute,
         decode_rows_come_first,
         computed_prompts_are_published,
+        every_host_block_is_somewhere,
+        host_copies_are_sound,
     )
     return [violation for check in checks for violation in check(snapshot)]
 
@@ -176,6 +178,36 @@ def computed_prompts_are_published(snapshot: SchedulerSnapshot) -> Iterator[str]
         num_full_blocks = min(row.num_computed_tokens, row.num_prompt_tokens) // snapshot.config.block_size
         if row.num_published_blocks < num_full_blocks:
             yield f"sequence {row.seq_id} has published {row.num_published_blocks} of {num_full_blocks} prompt blocks"
+
+
+def every_host_block_is_somewhere(snapshot: SchedulerSnapshot) -> Iterator[str]:
+    """INV-11: each host block is free or in the queue, and in the queue if and only if it has a digest, its own."""
+    free, queue, digests = snapshot.free_host_blocks, snapshot.host_queue, snapshot.host_digests
+    if sorted(free + queue) != list(range(snapshot.config.num_host_blocks)):
+        yield f"INV-11: of the host blocks, {free} are free and {queue} in the queue"
+    named = {block for block, digest in enumerate(digests) if digest}
+    if named != set(queue) or len({digests[block] for block in named}) != len(named):
+        yield f"INV-11: host blocks {queue} are in the queue, {named} have digests, of all {digests}"
+
+
+def host_copies_are_sound(snapshot: SchedulerSnapshot) -> Iterator[str]:
+    """INV-12: a step reads no host block that it writes, and restores to cached blocks of the same digests."""
+    plan, digests = snapshot.plan, snapshot.host_digests
+    if plan is None:
+        return
+    written = [host_block for _, host_block in plan.offload]
+    read = [host_block for host_block, _ in plan.restore]
+    restored = [block for _, block in plan.restore]
+    for blocks in (written, read, restored, [block for block, _ in plan.offload]):
+        if len(set(blocks)) != len(blocks):
+            yield f"INV-12: a block comes twice in {blocks}, of {plan.offload} and {plan.restore}"
+    if not set(written).isdisjoint(read):
+        yield f"INV-12: host blocks {read} are read, and {written} written"
+    cached = {block: digest for block, digest, _ in snapshot.cached_blocks}
+    for host_block, block in plan.restore:
+        # One in a tail has no digest yet.
+        if block not in cached or cached[block] not in {b"", digests[host_block]} or not snapshot.ref_counts[block]:
+            yield f"INV-12: host block {host_block} is restored to block {block}, which is not cached as that"
 
 
 def progress(before: SchedulerSnapshot, after: SchedulerSnapshot) -> list[str]:

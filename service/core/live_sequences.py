@@ -37,6 +37,7 @@ class LiveSequences:
 
     def counters(self) -> SchedulerCounters:
         """Sizes and totals."""
+        host = self._pool.host
         return SchedulerCounters(
             totals=self.totals,
             num_waiting=len(self.queue) - self.queue.num_preempted + len(self.forks),
@@ -46,6 +47,8 @@ class LiveSequences:
             num_free_blocks=self._pool.num_free,
             num_evictable_blocks=self._pool.num_evictable,
             num_blocks=self._pool.num_blocks,
+            num_host_blocks=0 if host is None else host.num_used,
+            num_offloaded_blocks=0 if host is None else host.num_copied_out,
         )
 
     def count_admissions(self, admissions: list[Admission]) -> dict[int, int]:

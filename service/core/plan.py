@@ -27,6 +27,10 @@ class StepPlan:
     num_tokens: int  # sum of num_scheduled
     # [num_copies, 2] (source, target): what the source block holds is copied to the target before the forward pass
     block_copies: Int32Array = field(default_factory=lambda: NO_COPIES)
+    # [n, 2] (device block, host block) to be copied before all else: then the step writes to these device blocks
+    offload: Int32Array = field(default_factory=lambda: NO_COPIES)
+    # [n, 2] (host block, device block) to be copied after that, and before `block_copies`, which may read them
+    restore: Int32Array = field(default_factory=lambda: NO_COPIES)
 
     @property
     def is_decode_only(self) -> bool:

@@ -60,9 +60,10 @@ class Planner:
         if chunks is None or not chunks.rows:
             assert count, "work exists, so a step exists"
             reservation.grow_each(growing)
-            return StepPlan(step_id, decode_rows, self._ones[:count], self._trues[:count], count, count)
+            ones, trues = self._ones[:count], self._trues[:count]
+            return StepPlan(step_id, decode_rows, ones, trues, count, count, *reservation.copies)
         reservation.grow(growing, chunks.rows, chunks.num_blocks)
-        return self._mixed_plan(step_id, decode_rows, chunks, reservation.block_copies)
+        return self._mixed_plan(step_id, decode_rows, chunks, reservation.copies)
 
     def _growing_rows(self, reservation: Reservation) -> Int32Array:
         """The decode rows that need a block; others are preempted until there are as many."""
@@ -112,7 +113,9 @@ class Planner:
             chunks.join(row, chunks.turn(step_id, num_left), num_left, num_slots, is_new=False)
         return int(((left - slots + block_size - 1) // block_size).sum())
 
-    def _mixed_plan(self, step_id: int, decode_rows: Int32Array, chunks: Chunks, block_copies: Int32Array) -> StepPlan:
+    def _mixed_plan(
+        self, step_id: int, decode_rows: Int32Array, chunks: Chunks, copies: tuple[Int32Array, ...]
+    ) -> StepPlan:
         batch, num_decode_rows = self._batch, len(decode_rows)
         rows, counts = np.array(chunks.rows, np.int32), np.array(chunks.num_tokens, np.int32)
         samples = batch.num_computed_tokens[rows] + counts == batch.num_tokens[rows]
@@ -127,5 +130,5 @@ class Planner:
             np.concatenate([self._trues[:num_decode_rows], samples[order]]),
             num_decode_rows + int(np.count_nonzero(is_single)),
             int(num_scheduled.sum()),
-            block_copies,
+            *copies,
         )

@@ -110,6 +110,10 @@ class PrefixCache:
         """Drop cached blocks, and with each all its children."""
         self._log.add(self._remove(blocks))
 
+    def names(self, blocks: Int32Array) -> list[bytes]:
+        """The digests of cached blocks."""
+        return [self._digest_of(block) for block in blocks.tolist()]
+
     def entries(self) -> tuple[tuple[int, bytes, int], ...]:
         """(block, digest, parent) of every cached block; of a tail's, the digest is empty. For snapshots."""
         return tuple(

@@ -25,6 +25,7 @@ class PrefixHit(NamedTuple):
     num_needed_blocks: int  # free ones that go to the sequence: revived ones, and new ones for its other known tokens
     num_published_blocks: int  # of `blocks`, cached
     copied_block: int = NULL_BLOCK  # what the first new block is to begin with, if any
+    host_blocks: Int32Array = _NO_BLOCKS  # [num_restored_blocks] follow `blocks`, and are copied to new ones
 
 
 class Prefixes:
@@ -63,12 +64,23 @@ class Prefixes:
         if len(sequence.block_digests) < num_tokens // self._block_size * DIGEST_BYTES:
             digests = extend_digests(sequence.block_digests, sequence.root, sequence.token_ids, self._block_size)
             sequence.block_digests = digests
-        blocks = self._pool.cache.match(sequence.block_digests, (num_tokens - 1) // self._block_size)
-        if not len(blocks):
+        max_blocks = (num_tokens - 1) // self._block_size
+        blocks, host_blocks = self._pool.cache.match(sequence.block_digests, max_blocks), _NO_BLOCKS
+        num_hit = len(blocks)
+        if self._pool.host is not None and num_hit < max_blocks:
+            host_blocks = self._pool.host.find(sequence.block_digests, num_hit, max_blocks)
+            num_hit += len(host_blocks)
+        if not num_hit:
             return PrefixHit(_NO_BLOCKS, 0, 0, num_blocks, 0)
         num_held = int(np.count_nonzero(self._pool.ref_counts[blocks]))
-        num_hit = len(blocks)
-        return PrefixHit(blocks, num_hit * self._block_size, num_hit - num_held, num_blocks - num_held, num_hit)
+        return PrefixHit(
+            blocks,
+            num_tokens=num_hit * self._block_size,
+            num_revived_blocks=len(blocks) - num_held,
+            num_needed_blocks=num_blocks - num_held,
+            num_published_blocks=num_hit,
+            host_blocks=host_blocks,
+        )
 
     def _fork(self, sequence: Sequence, leader: int) -> PrefixHit | None:
         """All but the last token of a prompt that is in another row's blocks. None when it is not, or not yet.

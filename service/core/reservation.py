@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from service.core.batch_state import BatchState
+from service.core.block_hash import DIGEST_BYTES
 from service.core.block_pool import BlockPool
 from service.core.plan import NO_COPIES
 from service.core.prefixes import Prefixes, PrefixHit
@@ -40,6 +41,7 @@ class Admission(NamedTuple):
     num_skips: int
     passed: list[Sequence]
     num_cached_tokens: int
+    num_restored_blocks: int  # that hold some of them, and were in host memory
 
 
 class Reservation:
@@ -71,12 +73,13 @@ class Reservation:
         return [change for change in self._changes if isinstance(change, Admission)]
 
     @property
-    def block_copies(self) -> Int32Array:
-        """`StepPlan.block_copies`, once the target blocks are there."""
-        if not self._copies:
-            return NO_COPIES
-        sources, rows, columns = np.array(self._copies, np.int32).T
-        return np.stack([sources, self._batch.block_table[rows, columns]], axis=1)
+    def copies(self) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """`block_copies`, `offload` and `restore` of the StepPlan, once all blocks are taken."""
+        block_copies, host = NO_COPIES, self._pool.host
+        if self._copies:
+            sources, rows, columns = np.array(self._copies, np.int32).T
+            block_copies = np.stack([sources, self._batch.block_table[rows, columns]], axis=1)
+        return (block_copies, NO_COPIES, NO_COPIES) if host is None else (block_copies, *host.copies)
 
     def is_kept(self, num_rows: int) -> BoolArray:
         """Which of the first `num_rows` rows have not been preempted: bool[num_rows]."""
@@ -125,11 +128,12 @@ class Reservation:
     def admit(self, sequence: Sequence, hit: PrefixHit, passed: list[Sequence]) -> int:
         """Move a sequence of the queue to a new row, past those that go before it. Returns the row.
 
-        The row begins with the blocks of `hit`, and no others; one that it is to copy is in `block_copies`.
+        The row begins with the blocks of `hit`, and no others; one that it is to copy is in `copies`.
         """
-        batch, num_blocks = self._batch, len(hit.blocks)
+        batch, num_blocks = self._batch, len(hit.blocks) + len(hit.host_blocks)
         self._queue.admit(sequence, sequence.num_tokens - hit.num_tokens)
-        self._changes.append(Admission(sequence, sequence.status, sequence.num_skips, passed, hit.num_tokens))
+        was = sequence.status, sequence.num_skips
+        self._changes.append(Admission(sequence, *was, passed, hit.num_tokens, len(hit.host_blocks)))
         sequence.status = SequenceStatus.RUNNING
         sequence.num_skips = 0
         for other in passed:
@@ -137,7 +141,9 @@ class Reservation:
         row = batch.add_row(sequence.request, sequence.token_ids, sequence.rank, sequence.tenant_slot)
         if hit.num_tokens:
             self._pool.hold(hit.blocks)
-            batch.block_table[row, :num_blocks] = hit.blocks
+            batch.block_table[row, : len(hit.blocks)] = hit.blocks
+            if len(hit.host_blocks):
+                batch.block_table[row, len(hit.blocks) : num_blocks] = self._restore(sequence, hit)
             batch.num_blocks[row] = num_blocks
             batch.num_published_blocks[row] = hit.num_published_blocks
             batch.num_computed_tokens[row] = hit.num_tokens
@@ -171,12 +177,14 @@ class Reservation:
                         other.num_skips -= 1
                     self._queue.push(sequence)
 
-    def drop_overwritten(self, block_size: int) -> None:
+    def drop_overwritten(self, block_size: int, overwritten_host_blocks: Int32Array) -> None:
         """After `undo`: give up what the step may have overwritten before it failed.
 
         Blocks that the plan took had held cached prefixes, or tokens of the rows that it preempted. The former are
         cached no more, the latter have tokens to compute again.
         """
+        if self._pool.host is not None:
+            self._pool.host.lose(overwritten_host_blocks)
         batch, taken = self._batch, np.concatenate([*self._taken, np.empty(0, np.int32)])
         for row in self.preempted_rows:
             blocks = batch.block_table[row, : batch.num_blocks[row]]
@@ -189,6 +197,15 @@ class Reservation:
             batch.num_published_blocks[row] = min(kept, int(batch.num_published_blocks[row]))
         self._pool.spoil(taken)
         batch.arrange(np.ones(batch.num_rows, np.bool_))
+
+    def _restore(self, sequence: Sequence, hit: PrefixHit) -> Int32Array:
+        """New blocks for what of a prefix is in host memory."""
+        start, end = len(hit.blocks), len(hit.blocks) + len(hit.host_blocks)
+        digests = sequence.block_digests[start * DIGEST_BYTES : end * DIGEST_BYTES]
+        parent = int(hit.blocks[-1]) if start else NULL_BLOCK
+        blocks = self._pool.restore(hit.host_blocks, parent, digests)
+        self._taken.append(blocks)
+        return blocks
 
     def _grow(self, rows: Int32Array, columns: Int32Array, blocks: Int32Array) -> None:
         self._batch.block_table[rows, columns] = blocks

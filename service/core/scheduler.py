@@ -56,6 +56,8 @@ class Scheduler:
         self._live = LiveSequences(config, self._batch, self._pool, self._policy)
         self._queue, self._prefixes = self._live.queue, self._live.prefixes
         self._step_time = StepTimeModel()
+        if config.num_host_blocks:
+            self._pool.add_host_tier(config, self._step_time)
         budget = ChunkBudget(config, self._step_time)
         self._batching = create_batching(config, self._batch, self._queue, self._prefixes)
         state = (self._batch, self._pool, self._queue)
@@ -195,7 +197,9 @@ class Scheduler:
         self._prefixes.publish_step(prompt_rows, finished_rows, failed_rows)
         self._settle(flight, self._batching.leaving_rows(finished_rows))
         self._num_steps += 1
-        self._last_step = (load, flight.started_ns) if self.has_work else None
+        # Copies are no part of what a step's load costs.
+        copies_ns = round(self.config.host_block_ns * (len(plan.offload) + len(plan.restore)))
+        self._last_step = (load, flight.started_ns + copies_ns) if self.has_work else None
         return delta
 
     def abort(self, plan: StepPlan, *, has_written: bool = False) -> None:
@@ -208,7 +212,7 @@ class Scheduler:
         reservation.undo()
         self._policy.abort()
         if has_written:
-            reservation.drop_overwritten(self.config.block_size)
+            reservation.drop_overwritten(self.config.block_size, plan.offload[:, 1])
         for seq_id in self._cancelled_in_flight:
             if not self._live.end_waiting(seq_id):
                 self._live.end_running(seq_id)

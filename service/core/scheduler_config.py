@@ -60,6 +60,8 @@ class SchedulerConfig:
     # Whether full blocks are kept for sequences that begin with the same tokens. Only in continuous batching: batches
     # that end together give up no blocks before that, and begin together, so that they would find little.
     prefix_cache: bool = True
+    num_host_blocks: int = 0  # in host memory, which keep cached blocks that the KV buffer has no room for
+    host_block_ns: float = 0.0  # to copy one block to host memory, or back
 
     def __post_init__(self) -> None:
         """Check the limits, once."""
@@ -74,6 +76,8 @@ class SchedulerConfig:
             ("max_queue_wait_ns", 0),
             ("batch_window_ns", 0),
             ("target_itl_ns", 0),
+            ("num_host_blocks", 0),
+            ("host_block_ns", 0),
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least {least}")
@@ -97,6 +101,8 @@ class SchedulerConfig:
             )
         if self.prefix_cache and self.batching != "continuous":
             raise ConfigError(f"prefix_cache is on, but must be off with {self.batching} batching")
+        if self.num_host_blocks and not self.prefix_cache:
+            raise ConfigError(f"num_host_blocks is {self.num_host_blocks}, but must be 0 with prefix_cache off")
         for name in ("watermark_fraction", "prefill_share"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be in [0, 1)")

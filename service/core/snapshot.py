@@ -11,6 +11,7 @@ from service.core.plan import StepPlan
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.totals import Totals
+from service.core.types import Int32Array
 from service.core.waiting_queue import WaitingQueue
 
 
@@ -26,6 +27,8 @@ class SchedulerCounters:
     num_free_blocks: int  # blank or evictable
     num_evictable_blocks: int  # cached, and held by nobody
     num_blocks: int  # of the KV buffer, the null block included
+    num_host_blocks: int  # in use
+    num_offloaded_blocks: int  # copied to host memory since the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class PlanSnapshot:
     num_decode_rows: int
     num_tokens: int
     block_copies: tuple[tuple[int, int], ...]  # (source, target)
+    offload: tuple[tuple[int, int], ...]  # (device block, host block)
+    restore: tuple[tuple[int, int], ...]  # (host block, device block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,9 @@ class SchedulerSnapshot:
     evictable_blocks: tuple[int, ...]  # the next one to be evicted first
     cached_blocks: tuple[tuple[int, bytes, int], ...]  # (block, digest, parent), by block
     ref_counts: tuple[int, ...]  # [num_blocks]
+    free_host_blocks: tuple[int, ...]  # in stack order
+    host_queue: tuple[int, ...]  # of the others, the next one to be overwritten first
+    host_digests: tuple[bytes, ...]  # [num_host_blocks] of what each holds; empty: nothing
     policy_counters: tuple[tuple[str, float], ...]
     plan: PlanSnapshot | None
     cancelled_in_flight: tuple[int, ...]  # running sequences that end when the plan has landed
@@ -95,6 +103,7 @@ def take_snapshot(
 ) -> SchedulerSnapshot:
     """Copy the state of a scheduler's parts."""
     batch, pool, queue, forks, policy = state
+    free_host_blocks, host_queue, host_digests = ((), (), ()) if pool.host is None else pool.host.state()
     return SchedulerSnapshot(
         config=config,
         counters=counters,
@@ -106,6 +115,9 @@ def take_snapshot(
         evictable_blocks=tuple(pool.evictable_blocks().tolist()),
         cached_blocks=pool.cache.entries(),
         ref_counts=tuple(pool.ref_counts.tolist()),
+        free_host_blocks=free_host_blocks,
+        host_queue=host_queue,
+        host_digests=host_digests,
         policy_counters=policy.counters(),
         plan=None if plan is None else _plan_snapshot(plan),
         cancelled_in_flight=tuple(cancelled_in_flight),
@@ -144,5 +156,11 @@ def _plan_snapshot(plan: StepPlan) -> PlanSnapshot:
         samples=tuple(plan.samples.tolist()),
         num_decode_rows=plan.num_decode_rows,
         num_tokens=plan.num_tokens,
-        block_copies=tuple((source, target) for source, target in plan.block_copies.tolist()),
+        block_copies=_pairs(plan.block_copies),
+        offload=_pairs(plan.offload),
+        restore=_pairs(plan.restore),
     )
+
+
+def _pairs(copies: Int32Array) -> tuple[tuple[int, int], ...]:
+    return tuple((source, target) for source, target in copies.tolist())

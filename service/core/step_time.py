@@ -115,6 +115,14 @@ class StepTimeModel:
         root = (linear**2 + 2 * pair_ns * max(free_ns, 0.0)) ** 0.5
         return 2 * max(free_ns, 0.0) / (linear + root) if linear + root > 0 else float("inf")
 
+    def prompt_ns(self, num_tokens: int, num_computed_tokens: int) -> float:
+        """What so many tokens add to steps, after `num_computed_tokens` of the prompt; 0 when not yet known."""
+        self._catch_up()
+        if self._num_steps[1] < _MIN_STEPS:
+            return 0.0
+        num_pairs = num_tokens * (num_computed_tokens + (num_tokens + 1) / 2)
+        return self._price_list[1] * num_tokens + self._price_list[4] * num_pairs
+
     def least_answer_ns(self, num_prompt_tokens: int, min_tokens: int, max_step_tokens: int) -> float:
         """The least time that a prompt and `min_tokens` of output take, alone on the machine; 0 when not yet known."""
         self._catch_up()

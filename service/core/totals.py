@@ -16,6 +16,7 @@ class Totals(NamedTuple):
     num_recomputed_tokens: int = 0  # that were computed before a preemption, and again after it
     num_queried_tokens: int = 0  # of prompts, looked up in the prefix cache
     num_hit_tokens: int = 0  # of them, found
+    num_restored_blocks: int = 0  # of found blocks, also of preempted sequences: copied from host memory
 
     @property
     def uncached_share(self) -> float:
@@ -26,8 +27,10 @@ class Totals(NamedTuple):
         """These sums and what a committed step has admitted."""
         num_recomputed_tokens = self.num_recomputed_tokens
         num_queried_tokens, num_hit_tokens = self.num_queried_tokens, self.num_hit_tokens
+        num_restored_blocks = self.num_restored_blocks
         for admission in admissions:
             sequence, num_cached_tokens = admission.sequence, admission.num_cached_tokens
+            num_restored_blocks += admission.num_restored_blocks
             num_recomputed_tokens += max(0, sequence.num_computed_tokens - num_cached_tokens)
             if admission.status is SequenceStatus.WAITING:
                 num_queried_tokens += sequence.num_tokens
@@ -36,4 +39,5 @@ class Totals(NamedTuple):
             num_recomputed_tokens=num_recomputed_tokens,
             num_queried_tokens=num_queried_tokens,
             num_hit_tokens=num_hit_tokens,
+            num_restored_blocks=num_restored_blocks,
         )

@@ -17,6 +17,8 @@ class ExecutorLimits:
     max_num_seqs: int  # rows of one step
     max_num_batched_tokens: int  # tokens of one step
     max_model_len: int  # tokens of one sequence, prompt and output
+    num_host_blocks: int = 0  # in host memory below the KV buffer
+    host_block_ns: float = 0.0  # to copy one of them there, or back
 
 
 class StepHandle(Protocol):

@@ -32,7 +32,7 @@ class SimulatedExecutor:
 
     Before a row gets its token, every slot of its context is compared with the row's known tokens: a wrong block
     table, a block given to two sequences or a skipped token is an ExecutorError. `step_ns` gives the virtual duration
-    of a step; `elapsed_ns` sums it up. Owned by one thread.
+    of a step without copies to and from host memory; `elapsed_ns` sums up both. Owned by one thread.
     """
 
     def __init__(
@@ -43,19 +43,20 @@ class SimulatedExecutor:
         self._vocab_size = vocab_size
         self._step_ns = step_ns
         self._slots = np.full((limits.num_blocks, limits.block_size), _EMPTY_SLOT, np.int32)
+        self._host_slots = np.full((limits.num_host_blocks, limits.block_size), _EMPTY_SLOT, np.int32)
 
     def warm_up(self) -> None:
         """Nothing is cold here."""
 
     def dispatch(self, plan: StepPlan, batch: BatchState) -> "SimulatedStep":
         """Write the step's tokens into their slots and choose the next ones."""
-        sources, targets = plan.block_copies.T
-        self._slots[targets] = self._slots[sources]
+        self._copy_blocks(plan)
         starts = batch.num_computed_tokens[plan.rows]
         for row, start, count in zip(plan.rows.tolist(), starts.tolist(), plan.num_scheduled.tolist(), strict=True):
             self._compute(batch, row, start, start + count)
         if self._step_ns is not None:
-            self.elapsed_ns += self._step_ns(plan)
+            num_copies = len(plan.offload) + len(plan.restore)
+            self.elapsed_ns += self._step_ns(plan) + round(num_copies * self.limits.host_block_ns)
         sampled = plan.rows[plan.samples]
         positions = batch.num_tokens[sampled]
         last_tokens = batch.token_ids[sampled, positions - 1]
@@ -63,6 +64,15 @@ class SimulatedExecutor:
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        """To host memory, from there, and between blocks, in this order."""
+        for (sources, targets), held, taken in (
+            (plan.offload.T, self._slots, self._host_slots),
+            (plan.restore.T, self._host_slots, self._slots),
+            (plan.block_copies.T, self._slots, self._slots),
+        ):
+            taken[targets] = held[sources]
 
     def _compute(self, batch: BatchState, row: int, start: int, end: int) -> None:
         positions = np.arange(end)

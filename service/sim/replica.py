@@ -93,6 +93,7 @@ class Replica:
         num_decode_rows = plan.num_decode_rows
         context_tokens = int(batch.num_computed_tokens[plan.rows].sum())
         duration_ns = self._latency.step_ns(plan.num_tokens - num_decode_rows, num_decode_rows, context_tokens)
+        duration_ns += round((len(plan.offload) + len(plan.restore)) * scheduler.config.host_block_ns)
         self._step = _Step(plan, now_ns)
         return now_ns + max(duration_ns, 1)
 

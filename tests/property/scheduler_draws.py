@@ -16,6 +16,7 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
     # From too small for the longest sequence to room for a few, so that most schedules preempt.
     num_kv_tokens = max_model_len * draw(st.sampled_from([3, 4, 5, 6, 8])) // 4
     batching = draw(st.sampled_from(["continuous", "continuous", "continuous", "static", "dynamic"]))
+    prefix_cache = batching == "continuous" and draw(st.sampled_from([True, True, True, False]))
     return SchedulerConfig(
         num_blocks=1 + max(2, -(-num_kv_tokens // block_size)),
         block_size=block_size,
@@ -29,7 +30,10 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         ordering=draw(orderings()),
         batching=batching,
         batch_window_ns=draw(st.sampled_from([20_000, 3_000_000, 50_000_000])) if batching == "dynamic" else 0,
-        prefix_cache=batching == "continuous" and draw(st.sampled_from([True, True, True, False])),
+        prefix_cache=prefix_cache,
+        # From fewer than a plan evicts to more than are ever filled.
+        num_host_blocks=draw(st.sampled_from([0, 0, 1, 4, 7, 40])) if prefix_cache else 0,
+        host_block_ns=draw(st.sampled_from([0.0, 0.0, 20_000.0])),
     )
 
 

@@ -78,9 +78,9 @@ class SchedulerMachine(ArrivalRules, DeadlineRules):
     def _check_window(self, not_before_ns: int) -> None:
         """A batch that is not full waits until its first request has waited for the window."""
         config, before = self.config, self.before
-        head = self.requests[before.queue[0].seq_id]
+        oldest_ns = min(self.requests[queued.seq_id].arrival_ns for queued in before.queue)
         assert config.batching == "dynamic" and not before.rows and len(before.queue) < config.max_num_seqs
-        assert not_before_ns == head.arrival_ns + config.batch_window_ns
+        assert not_before_ns == oldest_ns + config.batch_window_ns
         assert self.scheduler.plan(not_before_ns - 1) is None
         assert restored(before, self.scheduler.snapshot()) == []
 
@@ -156,7 +156,9 @@ class SchedulerMachine(ArrivalRules, DeadlineRules):
             return
         snapshot = self.scheduler.snapshot()
         assert violations(snapshot) == []
-        assert not [block for block, _, _ in snapshot.cached_blocks if self.executor.holds_garbage(block)]
+        restored = {block for _, block in snapshot.plan.restore} if snapshot.plan is not None else set()
+        cached = {block for block, _, _ in snapshot.cached_blocks} - restored
+        assert not [block for block in cached if self.executor.holds_garbage(block)]
         assert max((queued.num_skips for queued in snapshot.queue), default=0) <= self.config.ordering.max_skips
         ordering = self.config.ordering
         is_strict = ordering.policy == "fcfs" and ordering.skip_window == 0
@@ -199,8 +201,13 @@ TestSchedulerMachine = SchedulerMachine.TestCase
 
 
 @pytest.mark.parametrize("can_fail", [False, True])
-@pytest.mark.parametrize(("max_chunk_tokens", "policy"), [(0, "fcfs"), (3, "fcfs"), (0, "priority"), (0, "fair")])
-def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int, policy: Policy, can_fail: bool) -> None:
+@pytest.mark.parametrize(
+    ("max_chunk_tokens", "policy", "num_host_blocks"),
+    [(0, "fcfs", 0), (3, "fcfs", 0), (0, "priority", 0), (0, "fair", 0), (0, "fcfs", 5), (3, "fair", 60)],
+)
+def test_thousands_of_random_steps_under_memory_pressure(
+    max_chunk_tokens: int, policy: Policy, num_host_blocks: int, can_fail: bool
+) -> None:
     """The machine's own moves at random, with far more preemptions than hypothesis finds worth trying."""
     rng = np.random.default_rng(11)
     machine = SchedulerMachine()
@@ -211,6 +218,7 @@ def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int, 
         max_num_batched_tokens=13,
         max_model_len=30,
         max_chunk_tokens=max_chunk_tokens,
+        num_host_blocks=num_host_blocks,
         ordering=OrderingConfig(policy, AGING_NS, max_idle_tenants=1, max_skips=3),
     )
     machine.start(config, [], can_fail)
@@ -235,5 +243,6 @@ def test_thousands_of_random_steps_under_memory_pressure(max_chunk_tokens: int, 
         machine.state_is_sound()
     assert machine.scheduler.counters.totals.num_preemptions > 50
     assert machine.scheduler.counters.totals.num_hit_tokens > 200
+    assert (machine.scheduler.counters.totals.num_restored_blocks > 9) == (num_host_blocks > 0)
     assert (FinishReason.ERROR in machine.reasons.values()) == can_fail
     machine.teardown()

@@ -4,6 +4,7 @@ The next token is a hash of the whole token history, which the executor reads ba
 """
 
 import zlib
+from itertools import accumulate
 
 import numpy as np
 
@@ -53,17 +54,25 @@ def tokens_alone(request: Request, config: SchedulerConfig, *, can_fail: bool) -
 
 
 class ToyExecutor:
-    """A paged buffer that holds (token, position) instead of K and V. What a failed row has written is garbage."""
+    """A paged buffer that holds (token, position, hash of all tokens so far) instead of K and V, and a host's below it.
+
+    What a failed row has written is garbage, as is what nobody has written.
+    """
 
     def __init__(self, config: SchedulerConfig, *, can_fail: bool) -> None:
         self.can_fail = can_fail
         self.block_size = config.block_size
-        self.slots = np.full((config.num_blocks * config.block_size, 2), -1, np.int64)
-        self._blocks = self.slots.reshape(config.num_blocks, config.block_size, 2)
+        self.slots = np.full((config.num_blocks * config.block_size, 3), -1, np.int64)
+        self._blocks = self.slots.reshape(config.num_blocks, config.block_size, 3)
+        self._host_blocks = np.full((config.num_host_blocks, config.block_size, 3), -1, np.int64)
 
     def run(self, plan: StepPlan, batch: BatchState) -> StepResult:
         token_ids: list[int] = []
         failed: list[int] = []
+        for block, host_block in plan.offload.tolist():
+            self._host_blocks[host_block] = self._blocks[block]
+        for host_block, block in plan.restore.tolist():
+            self._blocks[block] = self._host_blocks[host_block]
         for source, target in plan.block_copies.tolist():
             self._blocks[target] = self._blocks[source]
         for row, count, samples in zip(plan.rows, plan.num_scheduled, plan.samples, strict=True):
@@ -93,7 +102,11 @@ class ToyExecutor:
         slots = batch.block_table[row, positions // self.block_size] * self.block_size
         slots += positions % self.block_size
         assert slots.min() >= self.block_size, "the null block is never written by a live sequence"
-        self.slots[slots[start:], 0] = batch.token_ids[row, start:end]
+        token_ids = batch.token_ids[row, :end]
+        self.slots[slots[start:], 0] = token_ids[start:]
         self.slots[slots[start:], 1] = positions[start:]
+        hashes = list(accumulate(token_ids.tolist(), lambda before, token_id: hash((before, token_id)), initial=0))[1:]
+        self.slots[slots[start:], 2] = hashes[start:]
         assert self.slots[slots, 1].tolist() == positions.tolist()
+        assert self.slots[slots, 2].tolist() == hashes, "a block of another chain of tokens"
         return slots

@@ -1,0 +1,175 @@
+"""Where cached blocks go that the device gives up: host memory below the prefix cache."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from service.core.block_hash import DIGEST_BYTES
+from service.core.eviction_queue import EvictionQueue
+from service.core.plan import NO_COPIES
+from service.core.prefix_cache import ObjectArray
+from service.core.scheduler_config import SchedulerConfig
+from service.core.step_time import StepTimeModel
+from service.core.types import Int32Array
+from service.core.undo_log import UndoLog
+
+_NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
+_NO_DIGEST: Final = b""
+
+
+@dataclass(slots=True)
+class _OpenPlan:
+    """What a plan in flight does with host memory."""
+
+    mark: int  # where the queue ended when it began
+    copies_out: list[Int32Array] = field(default_factory=list)  # [n, 2] (device block, host block)
+    copies_in: list[Int32Array] = field(default_factory=list)  # [n, 2] (host block, device block)
+    written: set[int] = field(default_factory=set)  # host blocks that it copies to
+
+
+class HostTier:
+    """Digest -> host block, for blocks that the device has evicted. Part of the BlockPool; its log undoes changes.
+
+    A plan copies out what it evicts, and in what its admissions find here. What it writes to is found by later plans
+    only; what it reads, or evicts while it is here still, goes to the end of the queue, and no plan in flight takes
+    from there: so none overwrites what it reads. An entry stays when it is copied in, and to give the block up once
+    more costs no copy.
+
+    The queue is the device's: least recently used first, and of blocks that come together a child before its parent. A
+    parent may be on the device alone; an entry whose ancestors are nowhere is found once they are computed again, or
+    goes in its turn.
+
+    A block is worth its copy, out or in, when that takes less time than computing its tokens; and as long as too few
+    steps were measured to know.
+    """
+
+    def __init__(self, config: SchedulerConfig, step_time: StepTimeModel, log: UndoLog) -> None:
+        """`log` belongs to the pool."""
+        num_blocks = config.num_host_blocks
+        self.num_copied_out = 0  # blocks, by committed plans
+        self._block_size = config.block_size
+        self._block_copy_ns = config.host_block_ns
+        self._step_time = step_time
+        self._log = log
+        self._blocks: dict[bytes, int] = {}  # by digest
+        self._digests: ObjectArray = np.full(num_blocks, _NO_DIGEST, np.object_)  # [num_blocks] bytes
+        self._queue = EvictionQueue(num_blocks, log)
+        self._free = list(range(num_blocks))[::-1]  # the last one is the next to be taken
+        self._open: deque[_OpenPlan] = deque()
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that hold something."""
+        return len(self._blocks)
+
+    @property
+    def copies(self) -> tuple[Int32Array, Int32Array]:
+        """`offload` and `restore` of the latest plan, so far."""
+        plan = self._open[-1]
+        out, in_ = plan.copies_out, plan.copies_in
+        return np.concatenate(out) if out else NO_COPIES, np.concatenate(in_) if in_ else NO_COPIES
+
+    def find(self, digests: bytes, start: int, end: int) -> Int32Array:
+        """The host blocks of a chain's blocks from number `start` on, before `end`, as far as they are here.
+
+        None of them when to compute their tokens takes less time. int32[num_found].
+        """
+        written = set().union(*(plan.written for plan in self._open))
+        blocks: list[int] = []
+        for offset in range(start * DIGEST_BYTES, end * DIGEST_BYTES, DIGEST_BYTES):
+            block = self._blocks.get(digests[offset : offset + DIGEST_BYTES])
+            if block is None or block in written:
+                break
+            blocks.append(block)
+        if not blocks or not self._is_worth_copying(len(blocks), start * self._block_size):
+            return _NO_BLOCKS
+        return np.array(blocks, np.int32)
+
+    def begin(self) -> None:
+        """A plan begins."""
+        if not self._open:
+            self._queue.compact()
+        self._open.append(_OpenPlan(self._queue.end))
+
+    def accept(self) -> None:
+        """The earliest plan is committed."""
+        self.num_copied_out += len(self._open.popleft().written)
+
+    def roll_back(self) -> None:
+        """The latest plan is taken back, with all else that was logged."""
+        self._open.pop()
+
+    def use(self, host_blocks: Int32Array) -> None:
+        """Let what a chain's blocks hold be the most recently used, its last block the least so."""
+        self._queue.remove(host_blocks)
+        self._queue.push(host_blocks[::-1])
+
+    def copy_in(self, host_blocks: Int32Array, blocks: Int32Array) -> Int32Array:
+        """Copy host blocks that are used to `blocks` of the device, in an order that makes runs. Returns that order."""
+        targets = np.empty_like(blocks)
+        targets[np.argsort(host_blocks)] = np.sort(blocks)
+        self._open[-1].copies_in.append(np.stack([host_blocks, targets], axis=1))
+        return targets
+
+    def offload(self, blocks: Int32Array, digests: list[bytes]) -> None:
+        """The device evicts `blocks`, a child before its parent: copy out what is not here, and is worth it.
+
+        When they do not all find room, the last ones do.
+        """
+        host_blocks = np.array([self._blocks.get(digest, -1) for digest in digests], np.int32)
+        self._queue.remove(host_blocks[host_blocks >= 0])
+        new = np.flatnonzero(host_blocks < 0)
+        num_room = len(self._free) + self._queue.num_before(self._open[0].mark)
+        new = new[len(new) - min(len(new), num_room) :]
+        if len(new) and self._is_worth_copying(1, 0):
+            host_blocks[new] = self._copy_out(blocks[new], [digests[index] for index in new.tolist()])
+        self._queue.push(host_blocks[host_blocks >= 0])
+
+    def lose(self, host_blocks: Int32Array) -> None:
+        """After a roll back: forget what these may hold no more."""
+        lost = host_blocks[self._queue.contains(host_blocks)]
+        self._queue.remove(lost)
+        self._forget(lost)
+        self._free += lost.tolist()
+
+    def state(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[bytes, ...]]:
+        """The free blocks, the last one next; the queue, the first one next; every block's digest. For snapshots."""
+        return tuple(self._free), tuple(self._queue.in_order().tolist()), tuple(self._digests.tolist())
+
+    def _copy_out(self, blocks: Int32Array, digests: list[bytes]) -> Int32Array:
+        """Copy `blocks` of the device to host blocks, which there must be, in an order that makes runs."""
+        targets = np.empty_like(blocks)
+        targets[np.argsort(blocks)] = np.sort(self._take(len(blocks)))
+        plan, target_list = self._open[-1], targets.tolist()
+        plan.copies_out.append(np.stack([blocks, targets], axis=1))
+        plan.written.update(target_list)
+        self._remember(targets, digests)
+        self._log.add(lambda: self._forget(targets))
+        return targets
+
+    def _is_worth_copying(self, num_blocks: int, num_tokens_before: int) -> bool:
+        computing_ns = self._step_time.prompt_ns(num_blocks * self._block_size, num_tokens_before)
+        return computing_ns == 0 or num_blocks * self._block_copy_ns < computing_ns
+
+    def _take(self, count: int) -> Int32Array:
+        """Take out `count` blocks: free ones, then the least recently used."""
+        num_free = min(count, len(self._free))
+        taken = self._free[len(self._free) - num_free :]
+        del self._free[len(self._free) - num_free :]
+        self._log.add(lambda: self._free.extend(taken))
+        evicted = self._queue.pop(count - num_free)
+        old = self._digests[evicted].tolist()
+        self._forget(evicted)
+        self._log.add(lambda: self._remember(evicted, old))
+        return np.concatenate([np.array(taken, np.int32), evicted])
+
+    def _remember(self, host_blocks: Int32Array, digests: list[bytes]) -> None:
+        self._digests[host_blocks] = digests
+        self._blocks.update(zip(digests, host_blocks.tolist(), strict=True))
+
+    def _forget(self, host_blocks: Int32Array) -> None:
+        for digest in self._digests[host_blocks].tolist():
+            del self._blocks[digest]
+        self._digests[host_blocks] = _NO_DIGEST

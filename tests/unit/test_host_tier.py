@@ -1,0 +1,217 @@
+"""What leaves the prefix cache for host memory, and comes back, step by step."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from service.core.host_tier import HostTier
+from service.core.invariants import restored, violations
+from service.core.plan import StepPlan
+from service.core.scheduler import Scheduler
+from service.core.step_time import StepTimeModel
+from service.core.types import Request, SamplingParams, StepResult
+from service.core.undo_log import UndoLog
+from service.errors import ConfigError
+from tests.unit.scheduler_steps import ROOMY, commit, make, scheduled
+
+A, B, C = (list(range(start, start + 13)) for start in (100, 200, 300))  # three full blocks of 4, and a token
+
+
+def add(scheduler: Scheduler, seq_id: int, prompt: list[int], tenant: str = "") -> None:
+    scheduler.add(Request(seq_id, np.array(prompt, np.int32), SamplingParams(1), tenant=tenant))
+
+
+def run(scheduler: Scheduler, seq_id: int, prompt: list[int], tenant: str = "") -> tuple[StepPlan, int]:
+    """Serve a prompt and one token. Returns the plan and the tokens that it computed."""
+    add(scheduler, seq_id, prompt, tenant)
+    plan = scheduler.plan(0)
+    assert violations(scheduler.snapshot()) == []
+    ((_, num_computed, _),) = scheduled(scheduler, plan)
+    commit(scheduler, plan)
+    assert violations(scheduler.snapshot()) == []
+    return plan, num_computed
+
+
+def small(**changes: object) -> Scheduler:
+    """Room for one prompt: 5 blocks, of which it takes 4."""
+    return make(num_blocks=6, **{"num_host_blocks": 8, **changes})
+
+
+def pairs(copies: np.ndarray) -> list[list[int]]:
+    return copies.tolist()
+
+
+def test_what_the_device_evicts_is_copied_out_and_comes_back():
+    scheduler = small()
+    first, _ = run(scheduler, 1, A)  # blocks 1, 2, 3 are cached, 4 and 5 blank
+    assert (pairs(first.offload), pairs(first.restore)) == ([], [])
+    second, _ = run(scheduler, 2, B)  # takes 4, 5 and evicts 3, 2
+    assert pairs(second.offload) == [[3, 1], [2, 0]]
+    third, num_computed = run(scheduler, 3, A)  # holds 1; copies in 2 and 3; the rest is one token
+    assert num_computed == 1
+    assert sorted(host_block for host_block, _ in pairs(third.restore)) == [0, 1]
+    counters = scheduler.counters
+    assert (counters.totals.num_restored_blocks, counters.totals.num_hit_tokens) == (2, 12)
+
+
+def test_a_run_of_blocks_stays_one_on_both_sides():
+    """Evicted from the last to the first; host blocks are taken in the order of the device's, and again on return."""
+    scheduler = make(num_blocks=9, num_host_blocks=20, max_model_len=40, max_num_batched_tokens=40)
+    prompt, other = list(range(30)), list(range(50, 80))  # 7 full blocks each
+    run(scheduler, 1, prompt)
+    out, _ = run(scheduler, 2, other)
+    back, _ = run(scheduler, 3, prompt)
+    for copies in (out.offload, back.restore):
+        ordered = copies[np.argsort(copies[:, 0])]
+        assert len(copies) > 4
+        assert (np.diff(ordered, axis=0) == 1).all()
+
+
+def test_blocks_in_any_order_go_where_they_make_runs():
+    tier = HostTier(dataclasses.replace(ROOMY, num_host_blocks=8), StepTimeModel(), UndoLog())
+    tier.begin()
+    tier.offload(np.array([9, 4, 8], np.int32), [b"c", b"b", b"a"])
+    assert pairs(tier.copies[0]) == [[9, 2], [4, 0], [8, 1]]
+    assert tier.copy_in(np.array([1, 0, 2], np.int32), np.array([31, 30, 33], np.int32)).tolist() == [31, 30, 33]
+    assert tier.copy_in(np.array([5, 7, 6], np.int32), np.array([20, 21, 22], np.int32)).tolist() == [20, 22, 21]
+
+
+def test_what_is_used_goes_to_the_end_a_child_before_its_parent():
+    tier = HostTier(dataclasses.replace(ROOMY, num_host_blocks=8), StepTimeModel(), UndoLog())
+    tier.begin()
+    tier.offload(np.array([9, 8, 7, 6], np.int32), [b"c", b"b", b"a", b"other"])  # "a" is the first of its chain
+    tier.use(np.array([1, 2, 3], np.int32))
+    assert [tier.state()[2][block] for block in tier.state()[1]] == [b"other", b"c", b"b", b"a"]
+
+
+def test_what_is_here_already_is_not_copied_out_again():
+    scheduler = small()
+    num_copied = [len(run(scheduler, seq_id, (A, B)[seq_id % 2])[0].offload) for seq_id in range(6)]
+    assert num_copied == [0, 2, 2, 0, 0, 0], "the first block of one prompt or the other always has room"
+    assert (scheduler.counters.num_offloaded_blocks, scheduler.counters.num_host_blocks) == (4, 4)
+    assert scheduler.counters.totals.num_restored_blocks == 2 * 4
+
+
+def test_the_least_recently_used_goes_first_and_a_child_before_its_parent():
+    scheduler = small(num_host_blocks=4)
+    for seq_id, prompt in enumerate((A, B, C, A, B, C)):
+        run(scheduler, seq_id, prompt)
+    snapshot = scheduler.snapshot()
+    digests = {}
+    for name, prompt in (("A", A), ("B", B), ("C", C)):
+        probe = Request(99, np.array(prompt, np.int32), SamplingParams(1))
+        scheduler.add(dataclasses.replace(probe, seq_id=100 + ord(name)))
+        sequence = scheduler._live.by_id[100 + ord(name)]
+        scheduler._prefixes.find(sequence)
+        for number in range(3):
+            digests[sequence.block_digests[16 * number : 16 * number + 16]] = (name, number)
+    found = [digests[snapshot.host_digests[block]] for block in snapshot.host_queue]
+    places = {entry: place for place, entry in enumerate(found)}
+    assert len(found) == 4
+    for name, number in found:
+        parent = places.get((name, number - 1))
+        assert parent is None or parent > places[name, number]
+
+
+def test_when_host_memory_holds_less_than_a_plan_evicts_the_ancestors_have_it():
+    scheduler = make(num_blocks=6, num_host_blocks=1)
+    run(scheduler, 1, A)
+    plan, _ = run(scheduler, 2, B)
+    assert pairs(plan.offload) == [[2, 0]]  # and not 3, which comes after it in the prompt
+
+
+def test_another_tenant_does_not_find_it():
+    scheduler = small()
+    run(scheduler, 1, A, tenant="a")
+    run(scheduler, 2, B, tenant="a")
+    plan, num_computed = run(scheduler, 3, A, tenant="b")
+    assert (pairs(plan.restore), num_computed) == ([], 13)
+
+
+def test_a_full_hit_leaves_the_last_token_to_compute():
+    scheduler = small()
+    run(scheduler, 1, A)
+    run(scheduler, 2, B)
+    _, num_computed = run(scheduler, 3, A[:12])
+    assert num_computed == 4
+
+
+def test_two_that_come_together_restore_a_prefix_once_and_share_it():
+    scheduler = make(num_blocks=8, num_host_blocks=12, max_num_batched_tokens=32)
+    for seq_id, prompt in enumerate((A, B, C)):
+        run(scheduler, seq_id, prompt)
+    assert scheduler.counters.num_host_blocks == 3
+    add(scheduler, 10, A)
+    add(scheduler, 11, A)
+    plan = scheduler.plan(0)
+    assert violations(scheduler.snapshot()) == []
+    assert [num_tokens for _, num_tokens, _ in scheduled(scheduler, plan)] == [1, 1]
+    assert len(plan.restore) == 3
+    table = scheduler.batch.block_table
+    assert table[0, :3].tolist() == table[1, :3].tolist() == sorted(block for _, block in pairs(plan.restore))
+
+
+def test_a_copy_that_takes_longer_than_computing_is_not_made():
+    """A step of n tokens takes 1000 n ns here, a block of 4 tokens 4000."""
+    for block_ns, is_worth_it in ((3900.0, True), (4100.0, False)):
+        scheduler = make(num_blocks=7, num_host_blocks=100, host_block_ns=block_ns)
+        now_ns = 0
+        for seq_id in range(60):
+            plan = scheduler.plan(now_ns)
+            add(scheduler, seq_id, [seq_id % 3 * 100 + number for number in range(8 + seq_id % 7)])
+            if plan is not None:
+                copied = len(plan.offload) + len(plan.restore)
+                # The first steps only teach.
+                assert copied == 0 or is_worth_it or seq_id < 20
+                commit(scheduler, plan)
+                now_ns += 1000 * plan.num_tokens + round(block_ns * copied)
+        assert (scheduler.counters.totals.num_restored_blocks > 20) == is_worth_it
+
+
+def test_an_aborted_plan_leaves_host_memory_as_it_was():
+    scheduler = small(num_host_blocks=3)
+    run(scheduler, 1, A)
+    run(scheduler, 2, B)
+    add(scheduler, 3, C)
+    before = scheduler.snapshot()
+    plan = scheduler.plan(0)
+    assert len(plan.offload) == 1 + 2  # B's blocks, of which host memory held none; A's go
+    assert before.host_digests != scheduler.snapshot().host_digests
+    scheduler.abort(plan)
+    assert restored(before, scheduler.snapshot()) == []
+
+
+def test_an_aborted_plan_that_may_have_written_loses_the_host_blocks_it_wrote_to():
+    scheduler = small(num_host_blocks=3)
+    run(scheduler, 1, A)
+    run(scheduler, 2, B)
+    add(scheduler, 3, C)
+    before = scheduler.snapshot()
+    plan = scheduler.plan(0)
+    written = set(plan.offload[:, 1].tolist())
+    scheduler.abort(plan, has_written=True)
+    after = scheduler.snapshot()
+    assert violations(after) == []
+    assert {block for block in before.host_queue if block not in written} == set(after.host_queue)
+    assert [digest for block, digest in enumerate(after.host_digests) if digest and block in written] == []
+
+
+def test_a_step_restores_no_more_tokens_than_it_may_compute_or_one_prompt():
+    """Three prompts of three blocks each wait, which are all in host memory; a step may compute 16 tokens."""
+    scheduler = make(num_blocks=16, num_host_blocks=30)
+    for seq_id in range(8):
+        run(scheduler, seq_id, [*range(100 * seq_id, 100 * seq_id + 13)])
+    for seq_id in range(3):
+        add(scheduler, 100 + seq_id, [*range(100 * seq_id, 100 * seq_id + 13)])
+    num_restored = []
+    while scheduler.has_work:
+        plan = scheduler.plan(0)
+        num_restored.append(len(plan.restore))
+        scheduler.commit(plan, StepResult(np.full(np.count_nonzero(plan.samples), 50, np.int32)))
+    assert num_restored == [6, 3]
+
+
+def test_host_memory_needs_the_prefix_cache():
+    with pytest.raises(ConfigError, match="num_host_blocks is 8, but must be 0 with prefix_cache off"):
+        small(prefix_cache=False)
