@@ -36,6 +36,9 @@ class ExecutorSettings(BaseModel):
 
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="where the model runs")
     kv_memory: str = Field(default="0.5", description="KV buffer: 512MiB, or a share of free memory, as 0.5")
+    host_kv_memory: str = Field(
+        default="0", description="cuda: pinned host memory that keeps KV blocks which the KV buffer has no room for"
+    )
     kv_dtype: Literal["auto", "float32", "float16", "int8"] = Field(default="auto", description="type of a KV element")
     block_size: int = Field(
         default=16, ge=1, le=MAX_BLOCK_SIZE, description="token positions per KV block, a power of two"
@@ -92,6 +95,7 @@ class ExecutorSettings(BaseModel):
             model_dir=model_dir,
             device=self.device,
             kv_memory=self.kv_memory,
+            host_kv_memory=self.host_kv_memory,
             kv_dtype=self.kv_dtype,
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,

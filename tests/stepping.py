@@ -9,12 +9,13 @@ from service.executor.api import Executor
 
 
 class Outcome:
-    """What became of the requests: tokens and logprobs by seq_id, and how often a sequence was preempted."""
+    """What became of the requests: tokens and logprobs by seq_id, and what it took to get there."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
         self.num_preemptions = 0
+        self.num_restored_blocks = 0
 
 
 def run_requests(executor: Executor, requests: Sequence[Request], **limits: int) -> Outcome:
@@ -27,6 +28,7 @@ def run_requests(executor: Executor, requests: Sequence[Request], **limits: int)
         max_num_batched_tokens=given.max_num_batched_tokens,
         max_model_len=given.max_model_len,
         watermark_fraction=0.0,
+        num_host_blocks=given.num_host_blocks,
     )
     scheduler, outcome = Scheduler(replace(config, **limits)), Outcome()
     for request in requests:
@@ -39,5 +41,6 @@ def run_requests(executor: Executor, requests: Sequence[Request], **limits: int)
             outcome.tokens[seq_id].append(token_id)
             if index in delta.logprobs:
                 outcome.logprobs[seq_id].append(delta.logprobs[index])
-    outcome.num_preemptions = scheduler.counters.totals.num_preemptions
+    totals = scheduler.counters.totals
+    outcome.num_preemptions, outcome.num_restored_blocks = totals.num_preemptions, totals.num_restored_blocks
     return outcome

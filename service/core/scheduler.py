@@ -197,9 +197,10 @@ class Scheduler:
         self._prefixes.publish_step(prompt_rows, finished_rows, failed_rows)
         self._settle(flight, self._batching.leaving_rows(finished_rows))
         self._num_steps += 1
-        # Copies are no part of what a step's load costs.
-        copies_ns = round(self.config.host_block_ns * (len(plan.offload) + len(plan.restore)))
-        self._last_step = (load, flight.started_ns + copies_ns) if self.has_work else None
+        started_ns = flight.started_ns
+        if self._pool.host is not None:  # copies are no part of what a load costs
+            started_ns += round(self.config.host_block_ns * (len(plan.offload) + len(plan.restore)))
+        self._last_step = (load, started_ns) if self.has_work else None
         return delta
 
     def abort(self, plan: StepPlan, *, has_written: bool = False) -> None:

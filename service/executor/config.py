@@ -21,6 +21,7 @@ class ExecutorConfig:
     model_dir: Path  # a folder that `chairlift export` wrote
     device: Literal["cpu", "cuda"] = "cpu"
     kv_memory: str = "0.5"  # bytes ("512MiB"), or a share of the memory free after loading the weights ("0.5")
+    host_kv_memory: str = "0"  # cuda: bytes, or a share of the host's free memory, for blocks that leave the KV buffer
     kv_dtype: str = "auto"  # auto, float32, float16, int8
     block_size: int = 16  # token positions per block, a power of two
     max_num_seqs: int = 16  # rows of one step

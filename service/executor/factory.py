@@ -5,6 +5,8 @@ from service.errors import ConfigError, ModelFolderError
 from service.executor.api import Executor
 from service.executor.config import ExecutorConfig
 from service.executor.cuda.probe import require_cuda
+from service.executor.kv_layout import parse_kv_memory
+from service.executor.machine import available_memory_bytes
 from service.executor.ort import OrtExecutor
 
 __all__ = ["ExecutorConfig", "create_executor"]
@@ -18,6 +20,11 @@ def create_executor(config: ExecutorConfig) -> Executor:
     """
     if config.device == "cuda":
         require_cuda()  # before a large model is read in vain
+    elif config.device == "cpu" and parse_kv_memory(config.host_kv_memory, available_memory_bytes(), "host_kv_memory"):
+        raise ConfigError(
+            f"host_kv_memory: {config.host_kv_memory!r} is for device cuda; a CPU's KV buffer, kv_memory, is in host "
+            "memory already"
+        )
     elif config.device != "cpu":
         raise ConfigError(f"device: {config.device!r} is none of cpu, cuda")
     try:

@@ -83,8 +83,9 @@ class KvLayout:
         return self.total_bytes // (self.num_blocks * self.block_size)
 
 
-def parse_kv_memory(text: str, available_bytes: int) -> int:
-    """Bytes for the KV buffer: "1073741824", "512MiB", "2GB", or a share of `available_bytes`: "0.5", "50%".
+def parse_kv_memory(text: str, available_bytes: int, setting: str = "kv_memory") -> int:
+    """Bytes for the KV buffer, or what else `setting` is of: "1073741824", "512MiB", "2GB", or a share of
+    `available_bytes`: "0.5", "50%".
 
     A number without a unit is a share below 1, all of it at "1" and "1.0", and whole bytes above. Raises ConfigError
     for anything else, and for more bytes than are available.
@@ -92,20 +93,20 @@ def parse_kv_memory(text: str, available_bytes: int) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b?)\s*", text, re.IGNORECASE)
     unit = match[2].lower() if match else ""
     if match is None or unit in {"i", "ib"}:
-        raise ConfigError(f"kv_memory: {text!r} is neither bytes (like 512MiB) nor a share of free memory (like 0.5)")
+        raise ConfigError(f"{setting}: {text!r} is neither bytes (like 512MiB) nor a share of free memory (like 0.5)")
     number = float(match[1])
     if unit == "%" or (not unit and number <= 1):
         share = number / 100 if unit == "%" else number
         if share > 1:
-            raise ConfigError(f"kv_memory: {text!r} is more than the whole of free memory")
+            raise ConfigError(f"{setting}: {text!r} is more than the whole of free memory")
         return int(share * available_bytes)
     if not unit and "." in match[1]:
-        raise ConfigError(f"kv_memory: {text!r}: a share must be at most 1, and bytes need a unit, as 1.5GiB")
+        raise ConfigError(f"{setting}: {text!r}: a share must be at most 1, and bytes need a unit, as 1.5GiB")
     unit = unit.removesuffix("b")
     factor = _BINARY_UNITS[unit[0]] if unit.endswith("i") else _UNITS[unit]
     num_bytes = int(number * factor)
     if num_bytes > available_bytes:
-        raise ConfigError(f"kv_memory: {text!r} is more than the {available_bytes:,} bytes of free memory")
+        raise ConfigError(f"{setting}: {text!r} is more than the {available_bytes:,} bytes of free memory")
     return num_bytes
 
 

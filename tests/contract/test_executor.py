@@ -283,6 +283,8 @@ def test_a_row_whose_logits_cannot_be_sampled_fails_alone(executor_of, weights: 
         ({"max_model_len": 129}, "max_model_len: 129 is more than the model's context of 128"),
         ({"max_num_seqs": 0}, "max_num_seqs: 0 is less than 1"),
         ({"device": "abacus"}, "device: 'abacus'"),
+        ({"host_kv_memory": "1MiB"}, "host_kv_memory: '1MiB' is for device cuda"),
+        ({"host_kv_memory": "some"}, "host_kv_memory: 'some' is neither bytes"),
     ],
 )
 def test_settings_that_cannot_be_met_are_refused_by_name(tiny_export, changes: dict, message: str) -> None:

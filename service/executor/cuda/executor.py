@@ -5,7 +5,7 @@ forward pass runs, which ends with the tokens, and these are copied back, with l
 once for all of it. (An eager forward pass is also waited for inside ONNX Runtime, which cleans up after it.) Rows that
 ask for more than SamplingBounds have their logits copied back as well, and are sampled on the host.
 
-Left out so far: the host's work on a step while the device runs the one before, and KV that moves to the host.
+Left out so far: the host's work on a step while the device runs the one before.
 """
 
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from service.executor.bound_session import session_options
 from service.executor.config import ExecutorConfig
 from service.executor.cuda.capture import BucketGraphs, checked_buckets
 from service.executor.cuda.device import Device
+from service.executor.cuda.host_kv import create_host_kv
 from service.executor.cuda.launch import CudaOps, ModelKernels
 from service.executor.cuda.memory import DeviceKv
 from service.executor.cuda.null_steps import null_chunks, null_decode_step
@@ -87,8 +88,14 @@ class CudaExecutor:
             self.layout = fit_kv_layout(model, KvDtype.FLOAT16, config.block_size, kv_memory_bytes)
             self._kv = undo.enter_context(closing(DeviceKv(parts.device, self.layout)))
             self._runner.bind_kv(self._kv)
+            self.limits = replace(limits, num_blocks=self.layout.num_blocks)
+            self._host_kv = create_host_kv(parts.device, self._kv, config.host_kv_memory)
+            if self._host_kv is not None:
+                undo.enter_context(closing(self._host_kv))
+                block_ns = self._host_kv.measure_block_ns()
+                self.limits = replace(self.limits, num_host_blocks=self._host_kv.num_blocks, host_block_ns=block_ns)
+                log.info("cuda.host_kv", num_blocks=self._host_kv.num_blocks, block_us=round(block_ns / 1e3, 1))
             self._owned = undo.pop_all()
-        self.limits = replace(limits, num_blocks=self.layout.num_blocks)
         self._inputs = StepInputBuffers(self.limits)
         log.info(
             "cuda.memory", reserved_bytes=reserved_bytes, available_bytes=available, kv_bytes=self.layout.total_bytes
@@ -120,6 +127,8 @@ class CudaExecutor:
         return CudaStepHandle(self, divided)
 
     def _enqueue(self, plan: StepPlan, batch: BatchState) -> DividedJob:
+        if self._host_kv is not None:
+            self._host_kv.copy(plan)
         if len(plan.block_copies):
             self._kv.copy_blocks(plan.block_copies)
         inputs = self._inputs.fill(plan, batch)
