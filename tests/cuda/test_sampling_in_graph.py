@@ -11,10 +11,16 @@ from onnx import TensorProto, helper
 
 from graphs.manifest import DECODE_NAME, PREFILL_NAME, WEIGHTS_NAME, Manifest
 from service.core.types import SamplingParams
-from service.executor.cuda.row_edits import SamplingBounds
+from service.executor.bound_session import session_options
+from service.executor.cuda.row_edits import DividedJob, SamplingBounds
+from service.executor.cuda.sample_outputs import SampleOutputs
+from service.executor.cuda.sampling import HostSampler, SampledRows
 from service.executor.cuda.session import OrtSession
+from service.executor.logit_edits import LogitEdit
 from service.executor.op_library import OpLibrary
+from service.executor.sampler import Sampler, SamplingJob
 from tests.cuda.conftest import VOCAB_SIZE
+from tests.cuda.host_device import HostDevice
 from tests.cuda.test_executor import GREEDY, SAMPLED, decode_plan, requests
 from tests.stepping import run_requests
 
@@ -39,12 +45,13 @@ def dispatched(made, context_lens: list[int], sampling: list[SamplingParams]) ->
 
 @pytest.mark.parametrize("sampling", FEATURES.values(), ids=FEATURES)
 def test_the_device_and_the_host_sample_the_same_tokens(host_executor, sampling: SamplingParams) -> None:
-    """The host's part needs the logits: a copy for each of its rows."""
+    """And other tokens than without penalties, bias and bans; log-probabilities change none."""
     asked = requests(replace(sampling, num_logprobs=max(sampling.num_logprobs, 2)))
     on_device, on_host = host_executor(), host_executor(bounds=NOTHING_FITS)
     found, expected = (run_requests(made.executor, asked) for made in (on_device, on_host))
     assert expected.tokens == found.tokens
-    assert expected.tokens != run_requests(on_device.executor, requests(replace(sampling, seed=3, max_tokens=9))).tokens
+    plain = run_requests(on_device.executor, requests(SAMPLED if sampling.temperature else GREEDY)).tokens
+    assert (sampling is FEATURES["logprobs"]) == (plain == found.tokens)
     for seq_id, entries in expected.logprobs.items():
         for its, ours in zip(entries, found.logprobs[seq_id], strict=True):
             assert its.chosen == pytest.approx(ours.chosen, abs=1e-5)
@@ -125,6 +132,37 @@ def test_a_replay_samples_by_its_own_steps_parameters(host_executor) -> None:
     assert 7 != expected[3][1]
 
 
+def test_the_host_rounds_edited_logits_as_the_device_keeps_them() -> None:
+    """8 and 8 + 0.001 are one float16: of tied tokens the first is taken, where float32 would take the other."""
+    host = HostSampler(session_options(OpLibrary().path, 1, "off"), (2, 5))
+    params = Sampler(3).params.prefix(3)
+    edit = LogitEdit(replace(GREEDY, logit_bias=((4, 0.001),)), np.empty(0, np.int32), 0, np.empty(0, np.int32))
+    divided = DividedJob(SamplingJob(3, {2: edit}, {}), host_rows=(2,))
+    host.take(params, divided.host_rows)
+    found = host.finish(divided, np.array([[0, 8, 1, 2, 8]], np.float16))
+    assert [1] == found.token_ids.tolist()
+    host.close()
+
+
+def test_a_row_whose_only_bad_logit_is_banned_is_no_failure_when_the_host_samples_it() -> None:
+    """The device, which is not given the ban, has no token for it; for the next row nobody has one."""
+    device = HostDevice(launch_address=0)
+    host = HostSampler(session_options(OpLibrary().path, 1, "off"), (3, 4))
+    outputs = SampleOutputs(device, (3, 4), max_top=1)
+    rows = SampledRows(device, outputs, 3, host)
+    device.bytes_at(outputs.logits, 24).view(np.float16)[:] = [np.nan, 1, 2, 0, 0, np.nan, 0, 0, 3, 0, 0, 0]
+    device.bytes_at(outputs.address("token"), 12).view(np.int32)[:] = [-1, -1, 0]
+    edits = {row: LogitEdit(GREEDY, np.empty(0, np.int32), 0, np.zeros(1, np.int32)) for row in (0, 1)}
+    divided = DividedJob(SamplingJob(3, edits, {}), host_rows=(0, 1))
+    rows.enqueue(divided, Sampler(3).params)
+    device.wait()
+    found = rows.finish(divided)
+    assert ([2, 0], [1]) == (found.token_ids[[0, 2]].tolist(), found.failed.tolist())
+    for each in (rows, outputs, host):
+        each.close()
+    assert 0 == device.num_buffers
+
+
 def test_padding_is_sampled_by_nobodys_parameters(host_executor) -> None:
     """Four rows with bans on everything but a token, then three without: the fourth is padding, and is not edited."""
     made = host_executor(capture_buckets=(4,))
@@ -136,6 +174,15 @@ def test_padding_is_sampled_by_nobodys_parameters(host_executor) -> None:
     assert [0, 2, 4, 6, 6] == indptr
     for name, expected in (("num_logprobs", -1), ("temperature", 0), ("top_k", 0)):
         assert expected == made.device.bytes_at(buffers.address(name), 16).view(np.int32)[3]
+
+
+def test_a_step_that_asks_for_nothing_undoes_what_the_one_before_asked_for(host_executor) -> None:
+    made = host_executor(capture="off")
+    dispatched(made, [9, 9], [replace(BIASED, num_logprobs=2)] * 2)
+    dispatched(made, [9, 9], [SAMPLED] * 2)
+    buffers = made.executor._runner.decode
+    for name, expected in (("edit_indptr", [0, 0]), ("num_logprobs", [-1, -1])):
+        assert expected == made.device.bytes_at(buffers.address(name), 8).view(np.int32).tolist()
 
 
 def test_decode_onnx_samples_the_tokens_of_prefill_onnx(host_executor, tiny_float16: Path, tmp_path: Path) -> None:
