@@ -41,14 +41,15 @@ async def _serve(args: Namespace) -> int:
     server_settings, logs = config.load(ServerSettings, args), config.load(config.LogSettings, args)
     configure_logging(logs.log_level, logs.log_format, sys.stdout)
     log = structlog.get_logger("chairlift.serve")
-    settings = (executor, engine, scheduling, server_settings, logs)
-    log.info("server.settings", model=str(args.model), **config.printable(settings))
     server = Server(server_settings)
     port = server.bind()
     model = load_model(args.model, executor, engine, EngineLog(), scheduling)
     async with model.running():
         term, hurry = _listen_for_signals()
         await server.start(model.engine, model.frontend)
+        # Not before: a start that fails says why, and nothing else.
+        settings = (executor, engine, scheduling, server_settings, logs)
+        log.info("server.settings", model=str(args.model), **config.printable(settings))
         limits = model.frontend.limits
         log.info(
             "server.serving",

@@ -1,7 +1,6 @@
 """The driver's owner against a libcuda.so.1 of our own, whose device is the host, in a process of its own."""
 
 import ctypes
-import json
 import os
 import shutil
 import subprocess
@@ -77,8 +76,7 @@ def test_serve_with_a_driver_but_without_cuda_libraries_says_so_in_one_line(with
         f"(Failed to load libcublasLt.so.13: {library}); the CUDA libraries that it needs come with the package's "
         "extra, chairlift[cuda]\n"
     )
-    assert (2, expected) == (result.returncode, result.stderr)
-    assert ["server.settings"] == [json.loads(line)["event"] for line in result.stdout.splitlines()]
+    assert (2, expected, "") == (result.returncode, result.stderr, result.stdout)
     names = {path.name.split("-")[0] for path in (tmp_path / "kept").iterdir()}
     assert {"rope_kv_write", "attention", "attention_combine", "sample_rows"} == names
 

@@ -107,6 +107,7 @@ def test_serve_on_a_port_in_use_refuses_before_it_loads_the_model(tmp_path: Path
         )
     assert done.returncode == 2
     assert done.stderr == f"chairlift serve: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["generate", "hello"]])
@@ -114,7 +115,7 @@ def test_folder_without_manifest_is_one_line_and_2(command: list[str], tmp_path:
     done = run_cli(*command, "--model", str(tmp_path))
     assert done.returncode == 2
     assert str(tmp_path) in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert (len(done.stderr.splitlines()), done.stdout) == (1, "")
 
 
 def test_server_that_is_not_there_is_one_line_and_2() -> None:
