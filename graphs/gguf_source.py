@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from graphs.errors import ExportError
 from graphs.gguf_blocks import decode_blocks
+from graphs.manifest import GGUF_MAGIC
 from graphs.rope import Float32Array
 from graphs.spec import ModelSpec
 from graphs.spec_gguf import spec_from_gguf
 from graphs.tensors import BlockWeights, StoredNames, UInt8Array, check_shapes, require_finite
 
-_MAGIC = b"GGUF"
 _MAX_LIST = 4096  # longer metadata lists are vocabularies, which a ModelSpec doesn't need
 _TOP_NAMES = {"embed": "token_embd.weight", "final_norm": "output_norm.weight", "head": "output.weight"}
 _LAYER_NAMES = {
@@ -38,11 +38,11 @@ def open_gguf(path: Path) -> GGUFReader:
     """Map a GGUF file and read its header. Raises ExportError when it is not one, or is cut short."""
     try:
         with path.open("rb") as file:
-            magic = file.read(len(_MAGIC))
+            magic = file.read(len(GGUF_MAGIC))
     except OSError as error:
         raise ExportError(f"{path}: cannot be read: {error.strerror}") from error
-    if magic != _MAGIC:
-        raise ExportError(f"{path}: not a GGUF file: it starts with {magic!r}, not {_MAGIC!r}")
+    if magic != GGUF_MAGIC:
+        raise ExportError(f"{path}: not a GGUF file: it starts with {magic!r}, not {GGUF_MAGIC!r}")
     try:
         reader = GGUFReader(path)
     except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:

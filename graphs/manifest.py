@@ -23,6 +23,7 @@ TOKENIZER_NAME: Final = "tokenizer.json"
 CHAT_TEMPLATE_NAME: Final = "chat_template.jinja"
 REQUIRED_FILES: Final = (PREFILL_NAME, DECODE_NAME, WEIGHTS_NAME, TOKENIZER_NAME)
 WEIGHT_FORMATS: Final = ("w8a8", "int8", "int4", "float32", "float16")
+GGUF_MAGIC: Final = b"GGUF"  # the first bytes of such a file
 
 _HASH_CHUNK_BYTES = 1 << 20
 
@@ -82,14 +83,16 @@ class Manifest:
         """Read and check `folder`'s manifest; of the other files only their existence is checked.
 
         Raises ManifestError when the folder or a required file is missing, the JSON is bad, a field is missing or of
-        the wrong type, or the folder was written by a newer exporter.
+        the wrong type, or the folder was written by a newer exporter; of what can be exported it says so.
         """
         if not folder.is_dir():
-            raise ManifestError(f"{folder}: no such model folder")
+            raise ManifestError(_not_a_folder(folder))
         path = folder / MANIFEST_NAME
         try:
             text = path.read_text("utf-8")
         except FileNotFoundError:
+            if (folder / "config.json").is_file():
+                raise ManifestError(_to_be_exported(folder, "a Hugging Face folder")) from None
             raise ManifestError(f"{folder}: no {MANIFEST_NAME}; not a model folder") from None
         except (OSError, UnicodeDecodeError) as error:
             raise ManifestError(f"{path}: cannot be read: {error}") from error
@@ -180,6 +183,20 @@ class Manifest:
                     f"{folder}: {name} has SHA-256 {found.sha256[:12]}..., the manifest says {record.sha256[:12]}...; "
                     "it is damaged: export the model again"
                 )
+
+
+def _not_a_folder(path: Path) -> str:
+    """What is wrong with a path that is no folder."""
+    try:
+        with path.open("rb") as file:
+            is_gguf = file.read(len(GGUF_MAGIC)) == GGUF_MAGIC
+    except OSError:
+        return f"{path}: no such model folder"
+    return _to_be_exported(path, "a GGUF file") if is_gguf else f"{path}: is a file, not a model folder"
+
+
+def _to_be_exported(path: Path, kind: str) -> str:
+    return f"{path}: is {kind}, not a model folder; `chairlift export {path} --out DIR` makes one of it"
 
 
 def _read_model(reader: "_Reader") -> ModelInfo:

@@ -112,6 +112,20 @@ def test_folders_without_a_manifest_are_told_apart(tmp_path: Path) -> None:
         Manifest.load(tmp_path / "absent")
 
 
+def test_what_can_be_exported_is_told_apart(tmp_path: Path) -> None:
+    gguf, other = tmp_path / "model.gguf", tmp_path / "notes.txt"
+    gguf.write_bytes(b"GGUF\x03\x00\x00\x00")
+    other.write_text("GGU")
+    command = f"`chairlift export {gguf} --out DIR` makes one of it"
+    with pytest.raises(ManifestError, match=f"{gguf}: is a GGUF file, not a model folder; {command}"):
+        Manifest.load(gguf)
+    with pytest.raises(ManifestError, match=f"{other}: is a file, not a model folder$"):
+        Manifest.load(other)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ManifestError, match="is a Hugging Face folder, not a model folder; `chairlift export "):
+        Manifest.load(tmp_path)
+
+
 def test_bad_json_is_named(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
