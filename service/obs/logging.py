@@ -12,13 +12,16 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def configure_logging(level: str, log_format: str = "auto", stream: TextIO = sys.stderr) -> None:
-    """Set the process's logging up, once. `log_format` is json, text, or auto: text on a terminal.
+    """Set the process's logging up, once. `log_format` is json, text, or auto: text on a terminal. Text has colours
+    only there.
 
     Records of the standard library's loggers come out the same way.
     """
     is_text = log_format == "text" or (log_format == "auto" and stream.isatty())
     lossy = cast(TextIO, _LossyStream(stream))
-    renderer: Processor = structlog.dev.ConsoleRenderer() if is_text else structlog.processors.JSONRenderer()
+    renderer: Processor = structlog.processors.JSONRenderer()
+    if is_text:
+        renderer = structlog.dev.ConsoleRenderer(colors=stream.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

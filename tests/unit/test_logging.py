@@ -17,6 +17,22 @@ class FullDisk(io.StringIO):
         return super().write(text)
 
 
+class Terminal(io.StringIO):
+    """A stream that shows colours."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_text_has_colours_only_on_a_terminal() -> None:
+    for stream, has_colours in ((io.StringIO(), False), (Terminal(), True)):
+        configure_logging("info", "text", stream)
+        structlog.get_logger().info("server.serving", port=50051)
+        logging.getLogger("library").warning("late")
+        assert "server.serving" in stream.getvalue() and "late" in stream.getvalue()
+        assert has_colours == ("\x1b[" in stream.getvalue())
+
+
 def test_a_line_that_cannot_be_written_raises_nothing() -> None:
     stream = FullDisk()
     configure_logging("info", "json", stream)
