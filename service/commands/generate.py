@@ -7,11 +7,12 @@ from pathlib import Path
 from types import TracebackType
 
 import grpc
-from chairlift.inference.v1 import inference_pb2_grpc
+from chairlift.inference.v1 import inference_pb2, inference_pb2_grpc
 
 from service import config
 from service.api.convert import request_message
 from service.api.params import ChatPrompt, GenerationParams, Prompt, TextPrompt
+from service.core.types import FinishReason
 from service.engine.settings import EngineSettings
 from service.errors import ChairliftError, ConfigError
 from service.obs.engine_log import EngineLog
@@ -66,11 +67,19 @@ def run(args: Namespace) -> int:
     sampling = {name: getattr(args, name) for name in NUMBERS if hasattr(args, name)}
     params = GenerationParams(ignore_eos=args.ignore_eos, stop_strings=args.stop, **sampling)
     if args.target is not None:
-        _ask_server(args.target, chosen_prompt(args, has_template=True), params)
+        cut_after = _ask_server(args.target, chosen_prompt(args, has_template=True), params)
     else:
         config.check_environment()
-        asyncio.run(_ask_model(args, params))
+        cut_after = asyncio.run(_ask_model(args, params))
+    if cut_after is not None:
+        print(f"chairlift generate: {cut_notice(cut_after, params.max_tokens)}", file=sys.stderr)
     return 0
+
+
+def cut_notice(num_tokens: int, max_tokens: int | None) -> str:
+    """Why an answer ended after `num_tokens` without the model's having ended it."""
+    reason = "--max-tokens" if num_tokens == max_tokens else "the context is full"
+    return f"the answer was cut after {num_tokens} tokens: {reason}"
 
 
 def chosen_prompt(args: Namespace, *, has_template: bool) -> Prompt:
@@ -84,7 +93,8 @@ def chosen_prompt(args: Namespace, *, has_template: bool) -> Prompt:
     return ChatPrompt([*system, ("user", args.prompt)])
 
 
-async def _ask_model(args: Namespace, params: GenerationParams) -> None:
+async def _ask_model(args: Namespace, params: GenerationParams) -> int | None:
+    """Show the answer. Yields its tokens when it was cut."""
     from service.commands.assembly import load_model  # noqa: PLC0415 asking a server needs no ONNX Runtime
 
     configure_logging("warning")
@@ -95,16 +105,22 @@ async def _ask_model(args: Namespace, params: GenerationParams) -> None:
         with AnswerText() as answer, await model.frontend.submit(prompt, params) as generation:
             async for chunk in generation:
                 answer.show(chunk.text)
+        return generation.num_completion_tokens if generation.finish_reason is FinishReason.LENGTH else None
 
 
-def _ask_server(target: str, prompt: Prompt, params: GenerationParams) -> None:
+def _ask_server(target: str, prompt: Prompt, params: GenerationParams) -> int | None:
+    """Show the answer. Yields its tokens when it was cut."""
+    complete = inference_pb2.GenerateComplete()
     with grpc.insecure_channel(target) as channel, AnswerText() as answer:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         try:
             for response in stub.Generate(request_message(prompt, params)):
                 answer.show(response.chunk.text)
+                complete = response.complete
         except grpc.RpcError as error:
             raise RemoteError(f"{target}: {error.code().name}: {error.details()}") from error
+    is_cut = complete.finish_reason == inference_pb2.FINISH_REASON_LENGTH
+    return int(complete.usage.completion_tokens) if is_cut else None
 
 
 class AnswerText:
