@@ -8,7 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from service.api.frontend import Generation, TextChunk, Timings
 from service.api.params import ChatPrompt, GenerationParams, Prompt, TextPrompt, TokenPrompt
-from service.api.validate import validate_ranges
+from service.api.validate import validate_ranges, validate_timeout
 from service.core.types import FinishReason, TokenLogprobs
 from service.errors import InvalidRequestError
 
@@ -33,15 +33,19 @@ def prompt_of(request: pb.GenerateRequest) -> Prompt:
 
 
 def params_of(request: pb.GenerateRequest) -> GenerationParams:
-    """The fields that are set, but the prompt; nothing is checked."""
+    """The fields that are set, but the prompt. Of them only the timeout is checked: it has another name here than in
+    GenerationParams. Raises InvalidRequestError.
+    """
     sampling = request.sampling
+    timeout_s = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None
+    validate_timeout("timeout", timeout_s)
     given = {name: getattr(sampling, name) for name in _OPTIONAL if sampling.HasField(name)}
     return GenerationParams(
         logit_bias=dict(sampling.logit_bias),
         stop_token_ids=list(sampling.stop_token_ids),
         stop_strings=list(sampling.stop_strings),
         priority=request.priority,
-        timeout_s=request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None,
+        timeout_s=timeout_s,
         **given,
     )
 

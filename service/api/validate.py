@@ -48,12 +48,17 @@ def validate_ranges(params: GenerationParams) -> None:
     _check_range("seed", params.seed, -(2**63), 2**63 - 1)
     _check_range("n", params.n, 1, MAX_SAMPLES)
     _check_range("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    _check_range("timeout", params.timeout_s, 0.0, MAX_TIMEOUT_S)
+    validate_timeout("timeout_s", params.timeout_s)
     for name, count in (("top_k", params.top_k), ("min_tokens", params.min_tokens)):
         if count is not None and count < 0:
             raise InvalidRequestError(name, count, "0 or more")
     if params.max_tokens is not None and params.max_tokens < 1:
         raise InvalidRequestError("max_tokens", params.max_tokens, "1 or more")
+
+
+def validate_timeout(name: str, timeout_s: float | None) -> None:
+    """Check the time for the whole answer, which `name` is called where the request came from."""
+    _check_range(name, timeout_s, 0.0, MAX_TIMEOUT_S)
 
 
 def validate_roles(messages: Sequence[tuple[str, str]]) -> None:
