@@ -43,15 +43,18 @@ def check_room(request: Request, queue: WaitingQueue, rate: TokenRate, config: S
         raise OverloadedError(message, rate.seconds_for(excess))
 
 
-def check_deadline(request: Request, num_tokens: int, step_time: StepTimeModel, config: SchedulerConfig) -> None:
+def check_deadline(request: Request, num_tokens: int, step_time: StepTimeModel | None, config: SchedulerConfig) -> None:
     """Refuse what is not expected to be done in time even if all goes well: DeadlineExceededError.
 
     The least time is that of `num_tokens`, the uncached prompt tokens that wait before it and its own, in the largest
-    steps, and of the output tokens that must come, alone on the machine; 0 while the model has measured too little.
+    steps, and of the output tokens that must come, alone on the machine; 0 while the model has measured too little,
+    and without one.
     """
     if request.deadline_ns is None:
         return
-    least_ns = step_time.least_answer_ns(num_tokens, request.sampling.min_tokens, config.max_num_batched_tokens)
+    least_ns = 0.0
+    if step_time is not None:
+        least_ns = step_time.least_answer_ns(num_tokens, request.sampling.min_tokens, config.max_num_batched_tokens)
     left_ns = request.deadline_ns - request.arrival_ns
     if left_ns <= least_ns:
         raise DeadlineExceededError(

@@ -99,7 +99,7 @@ class Scheduler:
         # An engine that has idled tries: its prices may be of a time when the machine was paused, and while it only
         # refuses it learns no others.
         is_rested = not self.has_work and request.arrival_ns - self._last_plan_ns >= _REST_NS
-        check_deadline(request, num_tokens, StepTimeModel() if is_rested else self._step_time, self.config)
+        check_deadline(request, num_tokens, None if is_rested else self._step_time, self.config)
         check_room(request, self._queue, self._rate, self.config)
         self._live.enter(request)
         self._deadlines.enter(request, self.config.max_queue_wait_ns)
