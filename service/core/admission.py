@@ -52,10 +52,12 @@ def check_deadline(request: Request, num_tokens: int, step_time: StepTimeModel |
     """
     if request.deadline_ns is None:
         return
+    left_ns = request.deadline_ns - request.arrival_ns
+    if left_ns <= 0:
+        raise DeadlineExceededError("the deadline passed before the request reached the queue")
     least_ns = 0.0
     if step_time is not None:
         least_ns = step_time.least_answer_ns(num_tokens, request.sampling.min_tokens, config.max_num_batched_tokens)
-    left_ns = request.deadline_ns - request.arrival_ns
     if left_ns <= least_ns:
         raise DeadlineExceededError(
             f"the deadline is in {left_ns / 1e9:.3f} s, but {num_tokens} prompt tokens, those that wait before "

@@ -107,6 +107,12 @@ def test_what_cannot_be_done_in_time_is_refused_at_the_door(left_ms: int, is_tak
         assert not scheduler.has_work
 
 
+@pytest.mark.parametrize("deadline_ns", [6, 7])
+def test_a_deadline_that_has_passed_is_called_so(deadline_ns: int):
+    with pytest.raises(DeadlineExceededError, match=r"^the deadline passed before the request reached the queue$"):
+        ask(make(), 1, arrival_ns=7, deadline_ns=deadline_ns)
+
+
 def test_an_engine_that_has_rested_for_a_second_tries_what_its_prices_say_cannot_be_done():
     scheduler = measured()
     last_plan_ms = sum(10 + 8 + number + 2 * 11 for number in range(40)) - 11
