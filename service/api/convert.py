@@ -12,6 +12,7 @@ from service.api.validate import validate_ranges, validate_timeout
 from service.core.types import FinishReason, TokenLogprobs
 from service.errors import InvalidRequestError
 
+PROMPT_LIMIT = "one of text, token_ids and messages is required"
 _OPTIONAL = tuple(field.name for field in pb.SamplingParams.DESCRIPTOR.fields if field.has_presence)
 _FINISH_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -29,7 +30,7 @@ def prompt_of(request: pb.GenerateRequest) -> Prompt:
     if kind == "messages":
         messages = [(message.role, message.content) for message in request.messages.messages]
         return ChatPrompt(messages)
-    raise InvalidRequestError("prompt", None, "one of text, token_ids and messages is required")
+    raise InvalidRequestError("prompt", None, PROMPT_LIMIT)
 
 
 def params_of(request: pb.GenerateRequest) -> GenerationParams:

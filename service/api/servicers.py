@@ -12,7 +12,7 @@ from chairlift.inference.v1 import inference_pb2 as pb
 from chairlift.inference.v1 import inference_pb2_grpc as pb_grpc
 from google.protobuf.message import DecodeError, Message
 
-from service.api.convert import chunk_message, complete_message, params_of, prompt_of, sample_message
+from service.api.convert import PROMPT_LIMIT, chunk_message, complete_message, params_of, prompt_of, sample_message
 from service.api.frontend import Frontend, Generation
 from service.api.samples import Samples
 from service.api.status import mapping_of, status_of
@@ -22,6 +22,7 @@ from service.errors import InvalidRequestError, UnknownModelError
 REQUEST_ID_KEY = "x-request-id"
 TENANT_KEY = "x-tenant-id"
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")  # visible ASCII: it goes into metadata and logs
+_UNARY_LIMIT = "GenerateUnary takes a GenerateUnaryRequest, whose field `request` is a GenerateRequest"
 _MAX_SHOWN_CHARS = 128  # of a caller's text in an error: the status travels in metadata, which clients bound
 
 log = structlog.get_logger("chairlift.api")
@@ -128,10 +129,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         """Answer one generation at once."""
         call = self._begin(context)
         try:
-            message = _readable(request)
-            if not message.HasField("request"):
-                raise InvalidRequestError("request", None, "required")
-            with await self._submit(message.request, call) as samples:
+            with await self._submit(_inner(_readable(request)), call) as samples:
                 wholes = await samples.collect()
             await call.admit(samples)
             call.succeed()
@@ -207,7 +205,8 @@ def _reader(kind: type[Request]) -> Callable[[bytes], Request | InvalidRequestEr
         try:
             return kind.FromString(raw)
         except DecodeError:
-            return InvalidRequestError("request", f"{len(raw)} bytes", f"a message {kind.DESCRIPTOR.full_name}")
+            limit = _UNARY_LIMIT if kind is pb.GenerateUnaryRequest else f"a message {kind.DESCRIPTOR.full_name}"
+            return InvalidRequestError("request", f"{len(raw)} bytes", limit)
 
     return read
 
@@ -216,3 +215,14 @@ def _readable(request: Request | InvalidRequestError) -> Request:
     if isinstance(request, InvalidRequestError):
         raise request
     return request
+
+
+def _inner(message: pb.GenerateUnaryRequest) -> pb.GenerateRequest:
+    """The generation that is asked for. A bare GenerateRequest, sent by mistake, looks as if it had none or no prompt:
+    its own prompt is in the field that the generation is expected in. Raises InvalidRequestError.
+    """
+    if not message.HasField("request"):
+        raise InvalidRequestError("request", None, _UNARY_LIMIT)
+    if message.request.WhichOneof("prompt") is None:
+        raise InvalidRequestError("prompt", None, f"{PROMPT_LIMIT}; {_UNARY_LIMIT}")
+    return message.request

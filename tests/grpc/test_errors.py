@@ -71,24 +71,39 @@ def test_bad_field_is_invalid_argument_that_names_field_and_limit(field: str, re
     run_async(main())
 
 
-def test_unary_refuses_a_request_that_is_missing() -> None:
+SERVICE = "/chairlift.inference.v1.InferenceService"
+TAKES = "GenerateUnary takes a GenerateUnaryRequest, whose field `request` is a GenerateRequest"
+
+
+@pytest.mark.parametrize(
+    ("field", "sent"),
+    [
+        ("request", pb.GenerateUnaryRequest()),
+        ("request", request_for()),  # token ids: field 2, which a GenerateUnaryRequest does not have
+        ("request", pb.GenerateRequest(text="The quick brown fox")),  # read as a message, ends within a field
+        ("prompt", pb.GenerateRequest(text="Hi")),  # read as a message, is field 9 with the value 105
+        ("prompt", pb.GenerateUnaryRequest(request=pb.GenerateRequest())),
+    ],
+)
+def test_unary_says_what_it_takes_when_it_is_sent_something_else(field: str, sent: Message) -> None:
     async def main() -> None:
         async with connected_toy() as toy:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await toy.stub.GenerateUnary(pb.GenerateUnaryRequest())
+                await toy.channel.unary_unary(f"{SERVICE}/GenerateUnary")(sent.SerializeToString())
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert details_of(caught.value)[details.BadRequest].field_violations[0].field == "request"
+        assert details_of(caught.value)[details.BadRequest].field_violations[0].field == field
+        assert str(caught.value.details()).endswith(TAKES)
 
     run_async(main())
 
 
 @pytest.mark.parametrize(
-    ("method", "kind"), [("Generate", "GenerateRequest"), ("GenerateUnary", "GenerateUnaryRequest")]
+    ("method", "limit"), [("Generate", "a message chairlift.inference.v1.GenerateRequest"), ("GenerateUnary", TAKES)]
 )
-def test_bytes_that_are_no_request_are_invalid_argument(method: str, kind: str) -> None:
+def test_bytes_that_are_no_request_are_invalid_argument(method: str, limit: str) -> None:
     async def main() -> None:
         async with connected_toy() as toy:
-            path = f"/chairlift.inference.v1.InferenceService/{method}"
+            path = f"{SERVICE}/{method}"
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 if method == "Generate":
                     await toy.channel.unary_stream(path)(b"\xff\xff\xff").read()
@@ -96,8 +111,7 @@ def test_bytes_that_are_no_request_are_invalid_argument(method: str, kind: str) 
                     await toy.channel.unary_unary(path)(b"\xff\xff\xff")
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         metadata = dict(details_of(caught.value)[details.ErrorInfo].metadata)
-        expected = {"field": "request", "value": "'3 bytes'", "limit": f"a message chairlift.inference.v1.{kind}"}
-        assert metadata == expected
+        assert metadata == {"field": "request", "value": "'3 bytes'", "limit": limit}
 
     run_async(main())
 
@@ -107,7 +121,7 @@ def test_every_rpc_of_the_service_is_served() -> None:
         async with connected_toy() as toy:
             for name in pb.DESCRIPTOR.services_by_name["InferenceService"].methods_by_name:
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await toy.channel.unary_unary(f"/chairlift.inference.v1.InferenceService/{name}")(b"\xff")
+                    await toy.channel.unary_unary(f"{SERVICE}/{name}")(b"\xff")
                 assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     run_async(main())
