@@ -47,7 +47,7 @@ class Rows:
 
 
 class FloatArithmetic:
-    """Float32 activations; weights in float32, float16 (cast once, when the graph is loaded), or blocks of integers."""
+    """Float32 activations; weights in float32, in 16 bits (cast once, at loading), or blocks of integers."""
 
     def __init__(self, builder: GraphBuilder, epsilon: float) -> None:
         """`epsilon` is that of the norms."""
@@ -107,7 +107,7 @@ class FloatArithmetic:
     def _float(self, name: str, x: Rows, projection: FloatProjection) -> Rows:
         builder = self._builder
         weight = builder.weight(projection.weight)
-        if builder.weight_type(weight) == TensorProto.FLOAT16:
+        if builder.weight_type(weight) != TensorProto.FLOAT:
             wide = floats(f"{name}/weight", projection.out_features, x.width)
             weight = builder.node("Cast", [weight], wide, to=TensorProto.FLOAT)
         out = floats(f"{name}/out", x.rows, projection.out_features)

@@ -10,7 +10,7 @@ from graphs.weight_file import WeightFile
 
 @dataclass(frozen=True, slots=True)
 class FloatProjection:
-    """weight [out_features, in_features] in float32 or float16."""
+    """weight [out_features, in_features] in float32, float16 or bfloat16."""
 
     out_features: int
     weight: str
@@ -47,7 +47,7 @@ Projection = FloatProjection | BlockProjection | ChannelProjection
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """table [vocab_size, hidden_size], float32 or float16, or 8-bit codes with `scales` per block of 32."""
+    """table [vocab_size, hidden_size], float32, float16 or bfloat16, or 8-bit codes with `scales` per block of 32."""
 
     table: str
     scales: str | None = None

@@ -51,8 +51,8 @@ def embed(builder: GraphBuilder, embedding: Embedding, token_ids: str, num_token
             gather_axis=0,
             quantize_axis=1,
         )
-    elif builder.weight_type(table) == TensorProto.FLOAT16:
-        narrow = Value("embedding/float16", TensorProto.FLOAT16, (num_tokens, width))
+    elif (stored_type := builder.weight_type(table)) != TensorProto.FLOAT:
+        narrow = Value("embedding/narrow", stored_type, (num_tokens, width))
         builder.node("Gather", [table, token_ids], narrow, axis=0)
         builder.node("Cast", [narrow.name], out, to=TensorProto.FLOAT)
     else:

@@ -22,7 +22,7 @@ WEIGHTS_NAME: Final = "weights.bin"
 TOKENIZER_NAME: Final = "tokenizer.json"
 CHAT_TEMPLATE_NAME: Final = "chat_template.jinja"
 REQUIRED_FILES: Final = (PREFILL_NAME, DECODE_NAME, WEIGHTS_NAME, TOKENIZER_NAME)
-WEIGHT_FORMATS: Final = ("w8a8", "int8", "int4", "float32", "float16")
+WEIGHT_FORMATS: Final = ("w8a8", "int8", "int4", "float32", "float16", "bfloat16")
 GGUF_MAGIC: Final = b"GGUF"  # the first bytes of such a file
 
 _HASH_CHUNK_BYTES = 1 << 20

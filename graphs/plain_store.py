@@ -1,7 +1,8 @@
-"""The formats that leave the model's arithmetic as it is: float32, float16, int8 and int4 blocks."""
+"""The formats that leave the model's arithmetic as it is: floats of 32 and 16 bits, int8 and int4 blocks."""
 
 from typing import Final
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +19,7 @@ from graphs.rope import Float32Array
 from graphs.tensors import BlockWeights, TensorSource
 from graphs.weight_file import WeightFile
 
+MAX_BFLOAT16: Final = (2 - 2**-7) * 2.0**127
 _BITS: Final = {"int4": 4, "int8": 8}
 
 
@@ -30,11 +32,22 @@ def to_float16(name: str, tensor: Float32Array) -> NDArray[np.float16]:
     return tensor.astype(np.float16)
 
 
+def to_bfloat16(name: str, tensor: Float32Array) -> NDArray[ml_dtypes.bfloat16]:
+    """Round to bfloat16. Raises ExportError when a value is too large for it."""
+    stored = tensor.astype(ml_dtypes.bfloat16)
+    if not np.isfinite(stored).all():
+        raise ExportError(f"{name}: {np.abs(tensor).max():g} is not allowed: bfloat16 holds at most {MAX_BFLOAT16:g}")
+    return stored
+
+
+_NARROWING: Final = {"float16": to_float16, "bfloat16": to_bfloat16}
+
+
 class PlainStore:
     """Stores each projection as it is, or on blocks of 32; a `WeightStore`."""
 
     def __init__(self, source: TensorSource, file: WeightFile, weight_format: str) -> None:
-        """`weight_format` is float32, float16, int8 or int4."""
+        """`weight_format` is float32, float16, bfloat16, int8 or int4."""
         self._source = source
         self._file = file
         self._format = weight_format
@@ -88,7 +101,8 @@ class PlainStore:
 
     def _float(self, name: str, parts: list[str], bias: str | None) -> FloatProjection:
         weight = np.concatenate([self._source.float32(part) for part in parts])
-        stored = to_float16(name, weight) if self._format == "float16" else weight
+        narrowing = _NARROWING.get(self._format)
+        stored = weight if narrowing is None else narrowing(name, weight)
         return FloatProjection(weight.shape[0], self._file.add(name, stored), bias)
 
     def _blocks(self, name: str, parts: list[str], bias: str | None) -> BlockProjection:

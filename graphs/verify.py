@@ -17,7 +17,14 @@ from graphs.tensors import TensorSource
 
 # Mean KL divergence that each format must stay below. A graph that is wired wrongly is off by whole nats; rounding of
 # the weights costs a sound one about a tenth of its limit or less.
-MAX_MEAN_KL: Final = {"float32": 1e-6, "float16": 1e-3, "int8": 0.02, "w8a8": 0.05, "int4": 0.5}
+MAX_MEAN_KL: Final = {
+    "float32": 1e-6,
+    "float16": 1e-3,
+    "bfloat16": 5e-3,
+    "int8": 0.02,
+    "w8a8": 0.05,
+    "int4": 0.5,
+}
 
 _TEXTS: Final = (
     "The night ferry left the harbour an hour late, and nobody on board seemed to mind. A man with a cello case asked "

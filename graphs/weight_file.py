@@ -65,7 +65,7 @@ class WeightFile:
         position = self._file.tell()
         offset = -(-position // alignment) * alignment
         self._file.write(bytes(offset - position))
-        self._file.write(np.ascontiguousarray(array).data)
+        self._file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer format
         data_type = helper.np_dtype_to_tensor_dtype(array.dtype)
         self._tensors[name] = StoredTensor(name, data_type, array.shape, offset, array.nbytes)
         return name

@@ -18,7 +18,7 @@ from graphs.weights import open_source
 from tests.unit.tiny_export import write_tokenizer_json
 from tests.unit.tiny_models import MemorySource, hf_tensors, random_source, tiny_config, write_gguf
 
-MAX_KL = {"float32": 1e-9, "float16": 1e-5, "int8": 1e-3, "w8a8": 5e-3, "int4": 0.15}
+MAX_KL = {"float32": 1e-9, "float16": 1e-5, "bfloat16": 1e-4, "int8": 1e-3, "w8a8": 5e-3, "int4": 0.15}
 VARIANTS = {
     "grouped queries": {},
     "one query head per kv head": {"num_kv_heads": 4},
@@ -90,7 +90,7 @@ def test_graphs_agree_with_the_reference(tmp_path: Path, weight_format: str, cha
         assert found.top1_agreement == 1.0
 
 
-@pytest.mark.parametrize("weight_format", ["float16", "int8"])
+@pytest.mark.parametrize("weight_format", ["float16", "bfloat16", "int8"])
 def test_the_other_formats_agree_too(tmp_path: Path, weight_format: str):
     source = small_source(spec_with(has_qkv_bias=True, has_o_bias=True))
     folder = write(source, tmp_path, weight_format)

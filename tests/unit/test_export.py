@@ -3,12 +3,14 @@
 import signal
 from pathlib import Path
 
+import ml_dtypes
 import pytest
 
 from graphs.errors import ExportError
 from graphs.export import export_model
 from graphs.manifest import WEIGHT_FORMATS, Manifest
 from tests.unit.tiny_export import write_source
+from tests.unit.tiny_models import hf_tensors, tiny_config, write_hf
 
 LAST_TENSOR = "model.layers.1.mlp.down_proj.weight"
 
@@ -152,16 +154,31 @@ def test_a_context_too_short_to_verify_is_named(tmp_path: Path):
                 export_model(folder, tmp_path / "short", "float32")
 
 
-def test_weights_too_large_for_float16_are_refused(tmp_path: Path):
-    from tests.unit.tiny_models import hf_tensors, tiny_config, write_hf
-
+@pytest.mark.parametrize(
+    ("weight_format", "value", "message"),
+    [
+        ("float16", 70000, "embed: 70000 is not allowed: float16 holds at most 65504"),
+        ("bfloat16", 3.4e38, r"embed: 3.4e\+38 is not allowed: bfloat16 holds at most 3.38953e\+38"),
+    ],
+)
+def test_weights_too_large_for_16_bits_are_refused(tmp_path: Path, weight_format: str, value: float, message: str):
     folder = write_source(tmp_path / "source")
     config = tiny_config(vocab_size=256)
     tensors = hf_tensors(config)
-    tensors["model.embed_tokens.weight"][0, 0] = 70000
+    tensors["model.embed_tokens.weight"][0, 0] = value
     write_hf(folder, config, tensors)
-    with pytest.raises(ExportError, match="embed: 70000 is not allowed: float16 holds at most 65504"):
-        export_model(folder, tmp_path / "tiny", "float16")
+    with pytest.raises(ExportError, match=message):
+        export_model(folder, tmp_path / "tiny", weight_format)
+
+
+def test_bfloat16_weights_are_stored_as_the_source_has_them(tmp_path: Path):
+    folder = write_source(tmp_path / "source")
+    config = tiny_config(vocab_size=256)
+    write_hf(folder, config, hf_tensors(config), ml_dtypes.bfloat16)
+    export_model(folder, tmp_path / "tiny", "bfloat16")
+    stored = (tmp_path / "tiny" / "weights.bin").read_bytes()
+    for name in ("model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight"):
+        assert hf_tensors(config)[name].astype(ml_dtypes.bfloat16).tobytes() in stored
 
 
 def test_progress_ends_each_stage_complete(tmp_path: Path, source: Path):

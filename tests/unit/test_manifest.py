@@ -171,7 +171,9 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
 def test_an_unknown_weight_format_is_refused(tmp_path: Path) -> None:
     write_folder(tmp_path)
     edit(tmp_path, lambda document: document.update(weight_format="int3"))
-    with pytest.raises(ManifestError, match="weight_format: 'int3' is none of w8a8, int8, int4, float32, float16"):
+    with pytest.raises(
+        ManifestError, match="weight_format: 'int3' is none of w8a8, int8, int4, float32, float16, bfloat16"
+    ):
         Manifest.load(tmp_path)
 
 
