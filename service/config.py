@@ -39,7 +39,10 @@ class ExecutorSettings(BaseModel):
     host_kv_memory: str = Field(
         default="0", description="cuda: pinned host memory that keeps KV blocks which the KV buffer has no room for"
     )
-    kv_dtype: Literal["auto", "float32", "float16", "int8"] = Field(default="auto", description="type of a KV element")
+    kv_dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"] = Field(
+        default="auto",
+        description="type of a KV element; cpu: float32, float16, int8; cuda: the weights' float16 or bfloat16, fp8",
+    )
     block_size: int = Field(
         default=16, ge=1, le=MAX_BLOCK_SIZE, description="token positions per KV block, a power of two"
     )

@@ -53,6 +53,7 @@ struct CudaStep {
   int32_t num_slots;                 // partial results that the workspace holds
   int32_t prefill_blocks;            // blocks of attn_prefill per kv head, at least the plan's items; 0: none
   int32_t scalar_type;               // the model's ElementType that the kernels were compiled for
+  int32_t kv_type;                   // as well: scalar_type, or float8e4m3fn
   int32_t head_dim;                  // as well
   int32_t block_size;                // as well
   int32_t max_top;

@@ -78,6 +78,7 @@ const char* element_type_name(ElementType type) {
     case ElementType::int64: return "int64";
     case ElementType::float16: return "float16";
     case ElementType::bfloat16: return "bfloat16";
+    case ElementType::float8e4m3fn: return "float8e4m3fn";
   }
   return "another type";
 }

@@ -57,7 +57,8 @@ enum class ElementType : int {
   int32 = 6,
   int64 = 7,
   float16 = 10,
-  bfloat16 = 16
+  bfloat16 = 16,
+  float8e4m3fn = 17
 };
 const char* element_type_name(ElementType type);
 

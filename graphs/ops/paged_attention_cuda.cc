@@ -116,7 +116,7 @@ Status PagedAttentionCuda<kScalar>::read_shapes(const Tensors& in, const CudaSte
   const int64_t width = static_cast<int64_t>(call->num_heads + 2 * call->num_kv_heads) * call->head_dim;
   CHAIRLIFT_TRY(expect_shape(in[kQkv], {kAny, width}));
   call->num_tokens = in[kQkv].dims[0];
-  CHAIRLIFT_TRY(expect_type(in[kKvCache], kScalar));
+  CHAIRLIFT_TRY(expect_type(in[kKvCache], static_cast<ElementType>(step.kv_type)));
   CHAIRLIFT_TRY(expect_shape(in[kKvCache], {kAny, 2, call->num_kv_heads, step.block_size, call->head_dim}));
   CHAIRLIFT_TRY(expect_rank(in[kContextLens], 1));
   call->num_seqs = in[kContextLens].dims[0];
@@ -164,7 +164,7 @@ template <ElementType kScalar>
 Status PagedAttentionCuda<kScalar>::run(const Tensors& in, const CudaAttentionCall& call, const CudaStep& step,
                                         void* out, void* stream) const {
   constexpr int64_t kHeadsPerBlock = 4;  // a warp each
-  constexpr float kNoScale = 1.0f;       // K and V are stored as they are
+  constexpr float kNoScale = 1.0f;       // K and V are stored as they are, in whichever type
   void* const kv = in[kKvCache].data;
   const int32_t heads = call.num_heads + 2 * call.num_kv_heads;
   CHAIRLIFT_TRY(cuda_launch(step, "rope_kv_write", step.rope_kv_write, call.num_tokens,

@@ -26,7 +26,7 @@ from service.core.scheduler import Scheduler
 from service.errors import ConfigError
 from service.executor.config import MAX_BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_THREADS, ExecutorConfig
 from service.executor.factory import create_executor
-from service.executor.kv_layout import KvDtype
+from service.executor.kv_layout import CPU_KV_DTYPES
 from service.executor.ort import ExecutionTimes, OrtExecutor
 
 _WARM_UP_STEPS: Final = 3
@@ -76,7 +76,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     """The flags of the command."""
     parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="model folder")
     add_numbers(parser, NUMBER_FLAGS)
-    parser.add_argument("--kv-dtype", default="auto", choices=("auto", *KvDtype), help="element type of the KV buffer")
+    kv_dtypes = ("auto", *CPU_KV_DTYPES)
+    parser.add_argument("--kv-dtype", default="auto", choices=kv_dtypes, help="element type of the KV buffer")
     parser.add_argument("--spin", default="step", choices=("off", "step"), help="whether a step's threads spin")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
 

@@ -22,7 +22,7 @@ class ExecutorConfig:
     device: Literal["cpu", "cuda"] = "cpu"
     kv_memory: str = "0.5"  # bytes ("512MiB"), or a share of the memory free after loading the weights ("0.5")
     host_kv_memory: str = "0"  # cuda: bytes, or a share of the host's free memory, for blocks that leave the KV buffer
-    kv_dtype: str = "auto"  # auto, float32, float16, int8
+    kv_dtype: str = "auto"  # auto; cpu: float32, float16, int8; cuda: float16, bfloat16, fp8
     block_size: int = 16  # token positions per block, a power of two
     max_num_seqs: int = 16  # rows of one step
     max_num_batched_tokens: int = 512  # tokens of one step

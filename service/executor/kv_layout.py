@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import numpy.typing as npt
 
 from graphs.manifest import ModelInfo
@@ -31,20 +30,34 @@ class KvDtype(enum.StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     INT8 = "int8"
+    BFLOAT16 = "bfloat16"  # on cuda
+    FP8 = "fp8"  # e4m3, on cuda
 
     @classmethod
     def choose(cls, choice: str, weight_format: str) -> "KvDtype":
-        """The type named by `choice`; "auto" is float32 beside float32 weights, so that nothing rounds, else float16.
-
-        Raises ConfigError for an unknown name.
+        """The type on a CPU named by `choice`; "auto" is float32 beside float32 weights, so that nothing rounds, else
+        float16. Raises ConfigError for any other name.
         """
         if choice == "auto":
             return cls.FLOAT32 if weight_format == "float32" else cls.FLOAT16
-        try:
-            return cls(choice)
-        except ValueError:
-            names = ", ".join(("auto", *cls))
-            raise ConfigError(f"kv_dtype: {choice!r} is none of {names}") from None
+        if choice not in CPU_KV_DTYPES:
+            raise ConfigError(f"kv_dtype: {choice!r} does not run on cpu: one of auto, {', '.join(CPU_KV_DTYPES)}")
+        return cls(choice)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return _ITEMSIZES[self]
+
+
+CPU_KV_DTYPES: Final = (KvDtype.FLOAT32, KvDtype.FLOAT16, KvDtype.INT8)
+_ITEMSIZES: Final = {
+    KvDtype.FLOAT32: 4,
+    KvDtype.FLOAT16: 2,
+    KvDtype.BFLOAT16: 2,
+    KvDtype.INT8: 1,
+    KvDtype.FP8: 1,
+}
 
 
 KvArray = npt.NDArray[Any]
@@ -70,7 +83,7 @@ class KvLayout:
     @property
     def layer_bytes(self) -> int:
         """Bytes of one layer's array."""
-        return math.prod(self.layer_shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.layer_shape) * self.dtype.itemsize
 
     @property
     def total_bytes(self) -> int:

@@ -11,10 +11,12 @@ from service.errors import ModelFolderError
 from service.executor.kv_layout import SCALE_BYTES, KvDtype
 
 KV_INPUT_PREFIX: Final = "kv_cache."
-_ELEMENT_TYPES: Final = {
+KV_ELEMENT_TYPES: Final = {
     KvDtype.FLOAT32: TensorProto.FLOAT,
     KvDtype.FLOAT16: TensorProto.FLOAT16,
+    KvDtype.BFLOAT16: TensorProto.BFLOAT16,
     KvDtype.INT8: TensorProto.INT8,
+    KvDtype.FP8: TensorProto.FLOAT8E4M3FN,
 }
 
 
@@ -27,7 +29,7 @@ def model_variant(path: Path, info: ModelInfo, dtype: KvDtype) -> bytes:
     model, kv_inputs = read_graph(path, info)
     for value in kv_inputs:
         tensor = value.type.tensor_type
-        tensor.elem_type = _ELEMENT_TYPES[dtype]
+        tensor.elem_type = KV_ELEMENT_TYPES[dtype]
         width = tensor.shape.dim[-1]
         if dtype is KvDtype.INT8 and width.HasField("dim_value"):
             width.dim_value = info.head_dim + SCALE_BYTES

@@ -20,7 +20,7 @@ from service.executor.factory import ExecutorConfig, create_executor
 from service.executor.ort import WARM_UP_TOKENS
 from service.executor.simulated import SimulatedExecutor
 
-WEIGHT_FORMATS = ["float32", "float16", "int8", "int4", "w8a8"]
+WEIGHT_FORMATS = ["float32", "float16", "bfloat16", "int8", "int4", "w8a8"]
 CONFIG = ExecutorConfig(
     model_dir=Path(), kv_memory="4MiB", max_num_seqs=8, max_num_batched_tokens=48, num_threads=2, block_size=4
 )
@@ -126,6 +126,7 @@ def test_tokens_do_not_depend_on_company_order_chunks_or_preemption(
 # Mean KL divergence from the float32 model, in nats: what the formats themselves lose, with a margin of two.
 MAX_DIVERGENCE = {
     ("float16", "auto"): 1e-5,
+    ("bfloat16", "auto"): 1e-4,
     ("int8", "auto"): 4e-3,
     ("int4", "auto"): 2e-1,
     ("w8a8", "auto"): 6e-3,
@@ -279,6 +280,7 @@ def test_a_row_whose_logits_cannot_be_sampled_fails_alone(executor_of, weights: 
         ({"kv_memory": "8191"}, "kv_memory: 8,191 bytes are too few"),
         ({"kv_memory": "a lot"}, "kv_memory: 'a lot'"),
         ({"kv_dtype": "int3"}, "kv_dtype: 'int3'"),
+        ({"kv_dtype": "fp8"}, "kv_dtype: 'fp8' does not run on cpu: one of auto, float32, float16, int8"),
         ({"block_size": 5}, "block_size: 5 is not a power of two"),
         ({"max_model_len": 129}, "max_model_len: 129 is more than the model's context of 128"),
         ({"max_num_seqs": 0}, "max_num_seqs: 0 is less than 1"),

@@ -23,25 +23,39 @@ CONFIG = ExecutorConfig(
 )
 
 
+MODEL = tiny_config(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=128,
+    intermediate_size=192,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=HEAD_DIM,
+    max_position_embeddings=256,
+)
+"""Two layers, 4 query heads of 64 for 2 KV heads, 256 tokens, a context of 256."""
+
+
 @pytest.fixture(scope="session")
-def tiny_float16(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder: two layers, 4 query heads of 64 for 2 KV heads, 256 tokens, a context of 256."""
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function from weight format to a model folder of MODEL."""
     source = tmp_path_factory.mktemp("tiny-heads-of-64")
-    config = tiny_config(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=HEAD_DIM,
-        max_position_embeddings=256,
-    )
-    write_hf(source, config, hf_tensors(config))
+    write_hf(source, MODEL, hf_tensors(MODEL))
     write_tokenizer_json(source)
-    out = tmp_path_factory.mktemp("exports") / "float16"
-    export_model(source, out, "float16")
-    return out
+    exports = tmp_path_factory.mktemp("exports")
+
+    def folder(weight_format: str) -> Path:
+        out = exports / weight_format
+        if not out.exists():
+            export_model(source, out, weight_format)
+        return out
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_float16(tiny_folder: Callable[[str], Path]) -> Path:
+    return tiny_folder("float16")
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +82,7 @@ def host_executor(tiny_float16: Path) -> Iterator[Callable[..., HostExecutor]]:
         of_session: dict[str, object] | None = None,
         **changes: object,
     ) -> HostExecutor:
-        config = replace(CONFIG, model_dir=tiny_float16, **changes)
+        config = replace(CONFIG, **({"model_dir": tiny_float16} | changes))
         kernels = kernels or NumpyKernels(HEAD_DIM, config.block_size)
         made.append(HostExecutor.create(config, kernels, bounds=bounds, **(of_session or {})))
         return made[-1]

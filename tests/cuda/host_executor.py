@@ -1,15 +1,19 @@
 """A CUDA executor on host memory, with CUDA graphs as a session sees them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from graphs.manifest import Manifest
+from graphs.manifest import PREFILL_NAME, Manifest
 from service.errors import ExecutorError
 from service.executor.config import ExecutorConfig
 from service.executor.cuda.executor import CudaExecutor, CudaParts
+from service.executor.cuda.graph import cuda_graph
+from service.executor.cuda.kernels import Scalar
+from service.executor.cuda.requirements import require_cuda_model
 from service.executor.cuda.row_edits import SamplingBounds
 from service.executor.cuda.session import EAGER, OrtBinding, OrtSession
 from service.executor.op_library import OpLibrary
+from tests.cuda.bfloat16_graph import computed_in_float32
 from tests.cuda.host_device import HostDevice
 
 
@@ -75,9 +79,11 @@ class HostExecutor:
         library = OpLibrary()
         device = device or HostDevice(kernels.gate.address)
         kernels.gate.device = device
-        session = GraphSession(
-            OrtSession.load(config.model_dir, manifest.model, library.path, device, captures=True), device
-        )
+        precision = require_cuda_model(config, manifest)
+        graph = cuda_graph(config.model_dir / PREFILL_NAME, manifest.model, device.op_domain, precision)
+        if precision.scalar is Scalar.BF16:
+            graph = replace(graph, content=computed_in_float32(graph.content, device.op_domain))
+        session = GraphSession(OrtSession.load(config.model_dir, graph, library.path, device, captures=True), device)
         for name, value in of_session.items():
             setattr(session, name, value)
         parts = CudaParts(device, session, kernels.kernels, library, kernels.close, bounds or SamplingBounds())

@@ -53,7 +53,7 @@ class NumpyKernels:
         self.errors: list[BaseException] = []
         self.gate = LaunchGate(self._launch, lambda function: SIGNATURES[NAMES[function - 1]])
         loaded = [LoadedKernel(1 + place, 128, 1000 + place) for place in range(len(NAMES))]
-        self.kernels = ModelKernels(*loaded, FLOAT16, head_dim, block_size, tile_tokens)
+        self.kernels = ModelKernels(*loaded, FLOAT16, FLOAT16, head_dim, block_size, tile_tokens)
 
     def _launch(self, function, *rest) -> int:
         if not function or function > len(NAMES):

@@ -5,21 +5,33 @@ from pathlib import Path
 from service.executor.cuda.assembly import model_kernels
 from service.executor.cuda.kernels import DEFAULT_SHARED_BYTES, KernelConfig, Scalar, kernel_specs, source_folder
 from service.executor.cuda.launch import LoadedKernel
+from service.executor.cuda.precision import Precision
+from service.executor.kv_layout import KvDtype
 from tests.cuda.kernel_builds import MACROS
 from tests.cuda.launch_gate import LAUNCH_TYPE, LaunchGate
 from tests.cuda.numpy_kernels import SIGNATURES
 from tests.cudasim.device import Launch, SimDevice
 
+FLOAT16 = Precision(Scalar.HALF, KvDtype.FLOAT16)
+
 
 class SimulatedKernels:
-    """Kernels for a float16 model. A fault that the simulator sees fails the launch; `failure` tells it."""
+    """Kernels for a model of `precision`. A fault that the simulator sees fails the launch; `failure` tells it."""
 
-    def __init__(self, head_dim: int, block_size: int, tile_tokens: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        block_size: int,
+        tile_tokens: int = 64,
+        seed: int = 0,
+        precision: Precision = FLOAT16,
+    ) -> None:
         self._device = SimDevice(seed=seed)
         self._names: dict[int, str] = {}
         launch = LAUNCH_TYPE(self._device.launch_pointer)
         self.gate = LaunchGate(launch, lambda function: SIGNATURES[self._names[function]])
-        config = KernelConfig(Scalar.HALF, head_dim, block_size, tile_tokens, logit=Scalar.HALF)
+        scalar, is_kv_fp8 = precision.scalar, precision.is_kv_fp8
+        config = KernelConfig(scalar, head_dim, block_size, tile_tokens, is_kv_fp8, logit=scalar)
         modules, loaded = {}, {}
         for spec in kernel_specs(config):
             if spec.source not in modules:

@@ -58,7 +58,7 @@ class IdleSession:
 
 if __name__ == "__main__":
     loaded = [LoadedKernel(1, 128, 0)] * 5
-    kernels = ModelKernels(*loaded, scalar_type=FLOAT16, head_dim=128, block_size=16, tile_tokens=64)
+    kernels = ModelKernels(*loaded, scalar_type=FLOAT16, kv_type=FLOAT16, head_dim=128, block_size=16, tile_tokens=64)
     gate = LaunchGate(lambda *arguments: 0, lambda function: ())
     device = IdleDevice(gate.address)
     config = ExecutorConfig(Path(), device="cuda", max_num_seqs=256, max_num_batched_tokens=8192, kv_memory="0.9")

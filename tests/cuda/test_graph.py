@@ -10,13 +10,14 @@ from onnx import TensorProto
 from graphs.manifest import DECODE_NAME, PREFILL_NAME, Manifest
 from service.errors import ModelFolderError
 from service.executor.cuda.graph import cuda_graph
+from tests.cuda.simulated_kernels import FLOAT16
 
 
 @pytest.mark.parametrize("name", [PREFILL_NAME, DECODE_NAME])
 def test_only_constants_are_cast_and_only_to_float16(tiny_float16, name: str) -> None:
     """Two layers: four norms and the final one, and biases of qkv and o."""
     model = onnx.load_from_string(
-        cuda_graph(tiny_float16 / name, Manifest.load(tiny_float16).model, "chairlift").content
+        cuda_graph(tiny_float16 / name, Manifest.load(tiny_float16).model, "chairlift", FLOAT16).content
     )
     graph = model.graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
@@ -34,7 +35,9 @@ def test_only_constants_are_cast_and_only_to_float16(tiny_float16, name: str) ->
 
 def test_attention_moves_to_the_domain_of_the_device(tiny_float16) -> None:
     info = Manifest.load(tiny_float16).model
-    graph = onnx.load_from_string(cuda_graph(tiny_float16 / PREFILL_NAME, info, "chairlift.simulated").content).graph
+    graph = onnx.load_from_string(
+        cuda_graph(tiny_float16 / PREFILL_NAME, info, "chairlift.simulated", FLOAT16).content
+    ).graph
     assert {"chairlift.simulated"} == {node.domain for node in graph.node if node.op_type == "PagedAttention"}
 
 
@@ -50,7 +53,7 @@ def with_windows(path: Path, folder: Path, *windows: int) -> Path:
 @pytest.mark.parametrize(("windows", "expected"), [((0, 0), 0), ((9, 9), 9), ((9, 50), 50), ((9, 0), 0)])
 def test_the_planners_window_is_what_every_layer_keeps_within(tiny_float16, tmp_path, windows, expected: int) -> None:
     path = with_windows(tiny_float16 / PREFILL_NAME, tmp_path, *windows)
-    assert expected == cuda_graph(path, Manifest.load(tiny_float16).model, "chairlift").sliding_window
+    assert expected == cuda_graph(path, Manifest.load(tiny_float16).model, "chairlift", FLOAT16).sliding_window
 
 
 def test_what_is_no_graph_of_this_model_is_refused(tiny_float16, tmp_path) -> None:
@@ -58,12 +61,12 @@ def test_what_is_no_graph_of_this_model_is_refused(tiny_float16, tmp_path) -> No
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(b"no graph")
     with pytest.raises(ModelFolderError, match="not a readable ONNX file"):
-        cuda_graph(bad, info, "chairlift")
+        cuda_graph(bad, info, "chairlift", FLOAT16)
     model = onnx.load(tiny_float16 / PREFILL_NAME, load_external_data=False)
     del model.graph.input[-1]
     onnx.save(model, bad)
     with pytest.raises(ModelFolderError, match="has 1 KV inputs, the manifest says 2 layers"):
-        cuda_graph(bad, info, "chairlift")
+        cuda_graph(bad, info, "chairlift", FLOAT16)
 
 
 def changed(path: Path, folder: Path, change: Callable[[onnx.GraphProto], None]) -> Path:
@@ -107,4 +110,4 @@ def drop_attention(graph: onnx.GraphProto) -> None:
 def test_graphs_that_would_change_their_meaning_are_refused(tiny_float16, tmp_path, change, message: str) -> None:
     path = changed(tiny_float16 / PREFILL_NAME, tmp_path, change)
     with pytest.raises(ModelFolderError, match=f"{PREFILL_NAME}: .*{message}"):
-        cuda_graph(path, Manifest.load(tiny_float16).model, "chairlift")
+        cuda_graph(path, Manifest.load(tiny_float16).model, "chairlift", FLOAT16)

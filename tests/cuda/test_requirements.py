@@ -1,4 +1,4 @@
-"""What the CUDA path refuses, by name."""
+"""What the CUDA path computes in, and what it refuses, by name."""
 
 from dataclasses import replace
 
@@ -6,18 +6,49 @@ import pytest
 
 from graphs.manifest import Manifest
 from service.errors import ConfigError
+from service.executor.cuda.kernels import Scalar
+from service.executor.cuda.precision import Precision
 from service.executor.cuda.requirements import require_cuda_model
+from service.executor.kv_layout import KvDtype
 from tests.cuda.conftest import CONFIG
 
+HALF, BF16 = Scalar.HALF, Scalar.BF16
 
-def test_what_the_cuda_path_has_nothing_for_is_refused_by_name(tiny_float16) -> None:
+
+@pytest.mark.parametrize(
+    ("weights", "kv_dtype", "expected"),
+    [
+        ("float16", "auto", Precision(HALF, KvDtype.FLOAT16)),
+        ("float16", "float16", Precision(HALF, KvDtype.FLOAT16)),
+        ("int8", "fp8", Precision(HALF, KvDtype.FP8)),
+        ("int4", "auto", Precision(HALF, KvDtype.FLOAT16)),
+        ("bfloat16", "auto", Precision(BF16, KvDtype.BFLOAT16)),
+        ("bfloat16", "fp8", Precision(BF16, KvDtype.FP8)),
+    ],
+)
+def test_what_a_model_computes_in_follows_from_its_weights(tiny_float16, weights, kv_dtype, expected) -> None:
+    manifest = replace(Manifest.load(tiny_float16), weight_format=weights)
+    assert expected == require_cuda_model(replace(CONFIG, kv_dtype=kv_dtype), manifest)
+
+
+@pytest.mark.parametrize(
+    ("weights", "kv_dtype", "message"),
+    [
+        ("w8a8", "auto", "weight format: 'w8a8' does not run on cuda: export the model as one of float16, bfloat16"),
+        ("float32", "auto", "weight format: 'float32' does not run on cuda"),
+        ("float16", "int8", "kv_dtype: 'int8' does not run on cuda with float16 weights: auto, float16 or fp8"),
+        ("float16", "bfloat16", "kv_dtype: 'bfloat16' does not run on cuda with float16 weights"),
+        ("bfloat16", "float16", "kv_dtype: 'float16' .* with bfloat16 weights: auto, bfloat16 or fp8"),
+    ],
+)
+def test_types_that_do_not_go_together_are_refused_by_name(tiny_float16, weights, kv_dtype, message: str) -> None:
+    manifest = replace(Manifest.load(tiny_float16), weight_format=weights)
+    with pytest.raises(ConfigError, match=message):
+        require_cuda_model(replace(CONFIG, kv_dtype=kv_dtype), manifest)
+
+
+def test_more_query_heads_than_a_tile_has_rows_are_refused(tiny_float16) -> None:
     manifest = Manifest.load(tiny_float16)
-    require_cuda_model(CONFIG, manifest)
-    require_cuda_model(replace(CONFIG, kv_dtype="float16"), manifest)
-    with pytest.raises(ConfigError, match="weight format: 'w8a8' does not run on cuda: export the model in 'float16'"):
-        require_cuda_model(CONFIG, replace(manifest, weight_format="w8a8"))
-    with pytest.raises(ConfigError, match="kv_dtype: 'int8' does not run on cuda"):
-        require_cuda_model(replace(CONFIG, kv_dtype="int8"), manifest)
     model = manifest.model
     require_cuda_model(CONFIG, replace(manifest, model=replace(model, num_heads=16, num_kv_heads=1)))
     with pytest.raises(ConfigError, match="num_heads: 17 for 1 KV heads do not run on cuda: at most 16 for each"):

@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -12,6 +13,8 @@ from onnx import TensorProto, helper
 from graphs.manifest import DECODE_NAME, PREFILL_NAME, WEIGHTS_NAME, Manifest
 from service.core.types import SamplingParams
 from service.executor.bound_session import session_options
+from service.executor.cuda.graph import cuda_graph
+from service.executor.cuda.launch import FLOAT16 as FLOAT16_TYPE
 from service.executor.cuda.row_edits import DividedJob, SamplingBounds
 from service.executor.cuda.sample_outputs import SampleOutputs
 from service.executor.cuda.sampling import HostSampler, SampledRows
@@ -21,6 +24,7 @@ from service.executor.op_library import OpLibrary
 from service.executor.sampler import Sampler, SamplingJob
 from tests.cuda.conftest import VOCAB_SIZE
 from tests.cuda.host_device import HostDevice
+from tests.cuda.simulated_kernels import FLOAT16
 from tests.cuda.test_executor import GREEDY, SAMPLED, decode_plan, requests
 from tests.stepping import run_requests
 
@@ -132,23 +136,27 @@ def test_a_replay_samples_by_its_own_steps_parameters(host_executor) -> None:
     assert 7 != expected[3][1]
 
 
-def test_the_host_rounds_edited_logits_as_the_device_keeps_them() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "bias", "expected"),
+    [(np.float16, 0.001, 1), (np.float16, 0.02, 4), (ml_dtypes.bfloat16, 0.02, 1), (ml_dtypes.bfloat16, 0.05, 4)],
+)
+def test_the_host_rounds_edited_logits_as_the_device_keeps_them(dtype: type, bias: float, expected: int) -> None:
     """8 and 8 + 0.001 are one float16: of tied tokens the first is taken, where float32 would take the other."""
-    host = HostSampler(session_options(OpLibrary().path, 1, "off"), (2, 5))
+    host = HostSampler(session_options(OpLibrary().path, 1, "off"), (2, 5), dtype)
     params = Sampler(3).params.prefix(3)
-    edit = LogitEdit(replace(GREEDY, logit_bias=((4, 0.001),)), np.empty(0, np.int32), 0, np.empty(0, np.int32))
+    edit = LogitEdit(replace(GREEDY, logit_bias=((4, bias),)), np.empty(0, np.int32), 0, np.empty(0, np.int32))
     divided = DividedJob(SamplingJob(3, {2: edit}, {}), host_rows=(2,))
     host.take(params, divided.host_rows)
-    found = host.finish(divided, np.array([[0, 8, 1, 2, 8]], np.float16))
-    assert [1] == found.token_ids.tolist()
+    found = host.finish(divided, np.array([[0, 8, 1, 2, 8]], dtype))
+    assert [expected] == found.token_ids.tolist()
     host.close()
 
 
 def test_a_row_whose_only_bad_logit_is_banned_is_no_failure_when_the_host_samples_it() -> None:
     """The device, which is not given the ban, has no token for it; for the next row nobody has one."""
     device = HostDevice(launch_address=0)
-    host = HostSampler(session_options(OpLibrary().path, 1, "off"), (3, 4))
-    outputs = SampleOutputs(device, (3, 4), max_top=1)
+    host = HostSampler(session_options(OpLibrary().path, 1, "off"), (3, 4), np.float16)
+    outputs = SampleOutputs(device, (3, 4), 1, FLOAT16_TYPE)
     rows = SampledRows(device, outputs, 3, host)
     device.bytes_at(outputs.logits, 24).view(np.float16)[:] = [np.nan, 1, 2, 0, 0, np.nan, 0, 0, 3, 0, 0, 0]
     device.bytes_at(outputs.address("token"), 12).view(np.int32)[:] = [-1, -1, 0]
@@ -193,7 +201,8 @@ def test_decode_onnx_samples_the_tokens_of_prefill_onnx(host_executor, tiny_floa
     shutil.copy(tiny_float16 / WEIGHTS_NAME, tmp_path)
     expected, made = host_executor(), host_executor()
     info, library = Manifest.load(tiny_float16).model, OpLibrary().path
-    made.session._session = OrtSession.load(tmp_path, info, library, made.device, captures=False)
+    graph = cuda_graph(tmp_path / PREFILL_NAME, info, made.device.op_domain, FLOAT16)
+    made.session._session = OrtSession.load(tmp_path, graph, library, made.device, captures=False)
     made.executor._runner.bind_kv(made.executor._kv)  # no binding of the other session is left
     sampling = [SAMPLED, replace(EDITED, num_logprobs=2), GREEDY, BIASED, replace(SAMPLED, seed=5)]
     lens = [70, 5, 9, 130, 64]

@@ -7,7 +7,15 @@ import pytest
 
 from graphs.manifest import ModelInfo
 from service.errors import ConfigError
-from service.executor.kv_layout import KvDtype, KvLayout, allocate_kv, copy_blocks, fit_kv_layout, parse_kv_memory
+from service.executor.kv_layout import (
+    CPU_KV_DTYPES,
+    KvDtype,
+    KvLayout,
+    allocate_kv,
+    copy_blocks,
+    fit_kv_layout,
+    parse_kv_memory,
+)
 
 MODEL = ModelInfo(
     name="m",
@@ -74,12 +82,13 @@ def test_kv_type_follows_the_weights_unless_it_is_named(choice: str, weight_form
 
 
 def test_unknown_kv_type_names_the_choices() -> None:
-    with pytest.raises(ConfigError, match="kv_dtype: 'int3' is none of auto, float32, float16, int8"):
+    with pytest.raises(ConfigError, match="kv_dtype: 'int3' does not run on cpu: one of auto, float32, float16, int8"):
         KvDtype.choose("int3", "w8a8")
 
 
 # 30 layers * (keys, values) * 3 heads * 16 tokens * (64 channels * bytes each, and 4 bytes of scale for int8)
 BLOCK_BYTES = {KvDtype.FLOAT32: 737_280, KvDtype.FLOAT16: 368_640, KvDtype.INT8: 195_840}
+BLOCK_BYTES |= {KvDtype.BFLOAT16: 368_640, KvDtype.FP8: 184_320}
 
 
 @pytest.mark.parametrize(("dtype", "block_bytes"), BLOCK_BYTES.items())
@@ -128,7 +137,7 @@ def test_more_than_the_address_space_is_refused() -> None:
         allocate_kv(layout)
 
 
-@pytest.mark.parametrize("dtype", list(KvDtype))
+@pytest.mark.parametrize("dtype", CPU_KV_DTYPES)
 def test_a_copied_block_is_the_same_in_every_layer(dtype: KvDtype) -> None:
     layout = KvLayout(dtype, num_layers=2, num_blocks=5, num_kv_heads=2, block_size=4, head_dim=8)
     arrays, rng = allocate_kv(layout), np.random.default_rng(0)

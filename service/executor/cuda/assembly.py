@@ -8,14 +8,16 @@ from typing import Final
 
 import onnxruntime as ort
 
-from graphs.manifest import Manifest, ModelInfo
+from graphs.manifest import PREFILL_NAME, Manifest, ModelInfo
 from service.executor.config import ExecutorConfig
 from service.executor.cuda.compiler import CubinCache
 from service.executor.cuda.driver import CudaDriver
 from service.executor.cuda.executor import CudaExecutor, CudaParts
+from service.executor.cuda.graph import cuda_graph
 from service.executor.cuda.kernels import KernelConfig, Scalar, choose_tile_tokens, load_kernels
 from service.executor.cuda.kernels_driver import DriverModules
-from service.executor.cuda.launch import BFLOAT16, FLOAT16, CudaOps, LoadedKernel, ModelKernels
+from service.executor.cuda.launch import BFLOAT16, FLOAT8E4M3FN, FLOAT16, CudaOps, LoadedKernel, ModelKernels
+from service.executor.cuda.precision import Precision
 from service.executor.cuda.requirements import require_cuda_model
 from service.executor.cuda.session import OrtSession
 from service.executor.op_library import OpLibrary
@@ -26,17 +28,18 @@ _FATAL: Final = 4
 
 def create_cuda_executor(config: ExecutorConfig, manifest: Manifest) -> CudaExecutor:
     """Load a checked model folder onto the first GPU. Raises ConfigError for what this model or machine cannot do."""
-    require_cuda_model(config, manifest)
+    precision = require_cuda_model(config, manifest)
     library = OpLibrary()
     with ExitStack() as undo:
         device = undo.enter_context(closing(CudaDriver(CudaOps(library.functions))))
         modules = undo.enter_context(closing(DriverModules()))
-        kernels = _compiled_kernels(config, manifest.model, modules)
+        kernels = _compiled_kernels(config, manifest.model, precision, modules)
+        graph = cuda_graph(config.model_dir / PREFILL_NAME, manifest.model, device.op_domain, precision)
         captures = config.capture != "off"
         with quiet_onnxruntime():
             said = preload_cuda_libraries()
             session = OrtSession.load(
-                config.model_dir, manifest.model, library.path, device, captures=captures, preload_said=said
+                config.model_dir, graph, library.path, device, captures=captures, preload_said=said
             )
         undo.enter_context(closing(session))
         executor = CudaExecutor(config, manifest, CudaParts(device, session, kernels, library, modules.close))
@@ -67,22 +70,27 @@ def preload_cuda_libraries() -> str:
 
 def model_kernels(config: KernelConfig, loaded: Mapping[str, LoadedKernel]) -> ModelKernels:
     """What the executor needs of the kernels that were loaded for `config`."""
+    scalar_type = FLOAT16 if config.scalar is Scalar.HALF else BFLOAT16
     return ModelKernels(
         rope_kv_write=loaded["rope_kv_write"],
         attn_decode=loaded["attn_decode"],
         attn_prefill=loaded["attn_prefill"],
         attn_combine=loaded["attn_combine"],
         sample_rows=loaded["sample_rows"],
-        scalar_type=FLOAT16 if config.scalar is Scalar.HALF else BFLOAT16,
+        scalar_type=scalar_type,
+        kv_type=FLOAT8E4M3FN if config.is_kv_fp8 else scalar_type,
         head_dim=config.head_dim,
         block_size=config.block_size,
         tile_tokens=config.tile_tokens,
     )
 
 
-def _compiled_kernels(config: ExecutorConfig, model: ModelInfo, modules: DriverModules) -> ModelKernels:
-    """The kernels of a float16 model for the device of `modules`, compiled unless the cache holds them."""
-    tile_tokens = choose_tile_tokens(model.head_dim, is_kv_fp8=False, max_shared_bytes=modules.max_shared_bytes)
-    kernel_config = KernelConfig(Scalar.HALF, model.head_dim, config.block_size, tile_tokens, logit=Scalar.HALF)
+def _compiled_kernels(
+    config: ExecutorConfig, model: ModelInfo, precision: Precision, modules: DriverModules
+) -> ModelKernels:
+    """The kernels of a model for the device of `modules`, compiled unless the cache holds them."""
+    is_kv_fp8, scalar = precision.is_kv_fp8, precision.scalar
+    tile_tokens = choose_tile_tokens(model.head_dim, is_kv_fp8, modules.max_shared_bytes)
+    kernel_config = KernelConfig(scalar, model.head_dim, config.block_size, tile_tokens, is_kv_fp8, logit=scalar)
     cache = CubinCache(Path(config.kernel_cache).expanduser())
     return model_kernels(kernel_config, load_kernels(kernel_config, cache, modules))

@@ -29,11 +29,12 @@ from service.executor.cuda.host_kv import create_host_kv
 from service.executor.cuda.launch import CudaOps, ModelKernels
 from service.executor.cuda.memory import DeviceKv
 from service.executor.cuda.null_steps import null_chunks, null_decode_step
+from service.executor.cuda.precision import Precision
 from service.executor.cuda.row_edits import DividedJob, SamplingBounds, divide
 from service.executor.cuda.runner import NO_PARAMS, RunnerParts, StepRunner
 from service.executor.cuda.sampling import HostSampler, SampledRows
 from service.executor.cuda.session import Session
-from service.executor.kv_layout import KvDtype, KvLayout, fit_kv_layout, parse_kv_memory
+from service.executor.kv_layout import KvLayout, fit_kv_layout, parse_kv_memory
 from service.executor.limits import executor_limits
 from service.executor.op_library import OpLibrary
 from service.executor.sampler import Sampler
@@ -65,9 +66,8 @@ class CudaExecutor:
         self._device, self._session, self._release_kernels = parts.device, parts.session, parts.release_kernels
         self._capture = config.capture
         self._graphs = BucketGraphs(checked_buckets(config.capture_buckets, config.max_num_seqs), config.capture)
-        probe = KvLayout(
-            KvDtype.FLOAT16, model.num_layers, _PROBE_BLOCKS, model.num_kv_heads, config.block_size, model.head_dim
-        )
+        dtype = Precision.choose(config.kv_dtype, manifest.weight_format).kv_dtype
+        probe = KvLayout(dtype, model.num_layers, _PROBE_BLOCKS, model.num_kv_heads, config.block_size, model.head_dim)
         limits = executor_limits(config, model, probe)
         ops = CudaOps(parts.library.functions)
         runner_parts = RunnerParts(parts.device, ops, parts.session, parts.kernels, self._graphs, parts.bounds)
@@ -78,14 +78,14 @@ class CudaExecutor:
             )
             shape = (limits.max_num_seqs, model.vocab_size)
             options = session_options(parts.library.path, 1, "off")
-            host = undo.enter_context(closing(HostSampler(options, shape)))
+            host = undo.enter_context(closing(HostSampler(options, shape, self._runner.outputs.logit_dtype)))
             sampled = SampledRows(parts.device, self._runner.outputs, limits.max_num_seqs, host)
             self._sampled = undo.enter_context(closing(sampled))
             self._sampler, self._bounds = Sampler(limits.max_num_seqs), parts.bounds
             reserved_bytes = self._measure(limits, probe)
             available = max(0, parts.device.free_bytes() - reserved_bytes)
             kv_memory_bytes = parse_kv_memory(config.kv_memory, available)
-            self.layout = fit_kv_layout(model, KvDtype.FLOAT16, config.block_size, kv_memory_bytes)
+            self.layout = fit_kv_layout(model, dtype, config.block_size, kv_memory_bytes)
             self._kv = undo.enter_context(closing(DeviceKv(parts.device, self.layout)))
             self._runner.bind_kv(self._kv)
             self.limits = replace(limits, num_blocks=self.layout.num_blocks)

@@ -1,8 +1,7 @@
 """Turns an exported graph into the one that a GPU runs, while it is loaded; the model folder stays untouched.
 
-Exported graphs compute in float32, for CPUs. On a GPU everything between the tokens and the logits is float16:
-weights are used as they are stored instead of being widened, norms and biases are narrowed once, when ONNX Runtime
-folds constants, and the KV buffer is float16 as well. Attention keeps its rotary tables and norms in float32.
+Exported graphs compute in float32, for CPUs. On a GPU everything between the tokens and the logits has 16 bits, and so
+has the KV buffer, or 8 (`narrowing`, `Precision`).
 
 The graph goes on to the tokens there: SampleRows follows the logits, which stay an output, where they are for a host
 that wants to see some.
@@ -10,16 +9,16 @@ that wants to see some.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from onnx import TensorProto, helper
 
 from graphs.manifest import ModelInfo
 from service.errors import ModelFolderError
-from service.executor.model_variant import read_graph
+from service.executor.cuda.narrowing import ATTENTION, narrow
+from service.executor.cuda.precision import Precision
+from service.executor.model_variant import KV_ELEMENT_TYPES, read_graph
 from service.executor.sample_rows import PARAM_TYPES
-
-_ATTENTION: Final = "PagedAttention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +29,26 @@ class CudaGraph:
     sliding_window: int  # tokens that a token sees, itself included; 0: all before it
 
 
-def cuda_graph(path: Path, info: ModelInfo, op_domain: str) -> CudaGraph:
-    """The graph at `path` in float16, with the attention of `op_domain`, and the tokens that its SampleRows samples.
+def cuda_graph(path: Path, info: ModelInfo, op_domain: str, precision: Precision) -> CudaGraph:
+    """The graph at `path` in the types of `precision`, with attention and sampling of `op_domain`.
 
     Its external data stays where it is, relative to the folder of `path`. Raises ModelFolderError when the graph cannot
     be read or does not have the layers of `info`.
     """
     model, kv_inputs = read_graph(path, info)
     graph = model.graph
-    for value in (*kv_inputs, *graph.output):
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16
     try:
-        _drop_widening(graph)
+        narrow(graph, precision.element_type)
     except ModelFolderError as error:
         raise ModelFolderError(f"{path}: {error}") from error
-    del graph.value_info[:]  # says float32
-    _narrow_constants(graph)
-    windows = [_adopt(node, op_domain) for node in graph.node if node.op_type == _ATTENTION]
+    for value in graph.output:
+        value.type.tensor_type.elem_type = precision.element_type
+    for value in kv_inputs:
+        value.type.tensor_type.elem_type = KV_ELEMENT_TYPES[precision.kv_dtype]
+    windows = [_adopt(node, op_domain) for node in graph.node if node.op_type == ATTENTION]
     if len(windows) != info.num_layers:
         raise ModelFolderError(
-            f"{path}: has {len(windows)} {_ATTENTION} nodes, the manifest says {info.num_layers} layers"
+            f"{path}: has {len(windows)} {ATTENTION} nodes, the manifest says {info.num_layers} layers"
         )
     _append_sampling(graph, op_domain)
     if op_domain not in {opset.domain for opset in model.opset_import}:
@@ -71,37 +70,3 @@ def _append_sampling(graph: Any, op_domain: str) -> None:
     graph.node.append(helper.make_node("SampleRows", [logits.name, *PARAM_TYPES], ["token"], domain=op_domain))
     graph.input.extend(helper.make_tensor_value_info(name, kind, [num_rows]) for name, kind in PARAM_TYPES.items())
     graph.output.append(helper.make_tensor_value_info("token", TensorProto.INT32, [num_rows]))
-
-
-def _drop_widening(graph: Any) -> None:
-    """Let readers of a Cast from float16 to float32 read what was cast. Raises ModelFolderError for another Cast."""
-    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    types |= {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
-    for node in graph.node:
-        if node.op_type == "Cast":
-            change = (types.get(node.input[0], TensorProto.UNDEFINED), helper.get_node_attr_value(node, "to"))
-            if change != (TensorProto.FLOAT16, TensorProto.FLOAT):
-                names = " to ".join(map(TensorProto.DataType.Name, change))
-                raise ModelFolderError(f"casts {node.input[0]!r} from {names}: only FLOAT16 to FLOAT runs on cuda")
-    narrow = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Cast"}
-    kept = [node for node in graph.node if node.op_type != "Cast"]
-    for node in kept:
-        node.input[:] = [narrow.get(name, name) for name in node.input]
-    del graph.node[:]
-    graph.node.extend(kept)
-
-
-def _narrow_constants(graph: Any) -> None:
-    """Cast float32 initializers to float16 for all nodes but attention."""
-    wide = {tensor.name for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT}
-    casts: dict[str, Any] = {}
-    for node in graph.node:
-        if node.op_type == _ATTENTION:
-            continue
-        for place, name in enumerate(node.input):
-            if name in wide:
-                node.input[place] = f"{name}/float16"
-                casts[name] = helper.make_node("Cast", [name], [node.input[place]], to=TensorProto.FLOAT16)
-    nodes = [*casts.values(), *graph.node]
-    del graph.node[:]
-    graph.node.extend(nodes)

@@ -18,8 +18,9 @@ _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.POINTER(ctypes.c_void_p),
 )
 
-FLOAT16: Final = 10  # ONNX element types of a model's activations
+FLOAT16: Final = 10  # ONNX element types of a model's activations and KV buffer
 BFLOAT16: Final = 16
+FLOAT8E4M3FN: Final = 17  # of a KV buffer alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class ModelKernels:
     attn_combine: LoadedKernel
     sample_rows: LoadedKernel
     scalar_type: int  # FLOAT16 or BFLOAT16
+    kv_type: int  # the same, or FLOAT8E4M3FN
     head_dim: int
     block_size: int
     tile_tokens: int
@@ -86,6 +88,7 @@ class CudaStep(ctypes.Structure):
         ("num_slots", ctypes.c_int32),
         ("prefill_blocks", ctypes.c_int32),
         ("scalar_type", ctypes.c_int32),
+        ("kv_type", ctypes.c_int32),
         ("head_dim", ctypes.c_int32),
         ("block_size", ctypes.c_int32),
         ("max_top", ctypes.c_int32),
@@ -98,7 +101,7 @@ class CudaStep(ctypes.Structure):
         for name in ("rope_kv_write", "attn_decode", "attn_prefill", "attn_combine", "sample_rows"):
             kernel: LoadedKernel = getattr(kernels, name)
             setattr(step, name, CudaKernelStruct(kernel.function, kernel.block_threads, kernel.shared_bytes))
-        for name in ("scalar_type", "head_dim", "block_size"):
+        for name in ("scalar_type", "kv_type", "head_dim", "block_size"):
             setattr(step, name, getattr(kernels, name))
         return step
 

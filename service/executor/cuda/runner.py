@@ -73,7 +73,9 @@ class StepRunner:
             )
             self._workspace = undo.enter_context(closing(DeviceBuffer(device, 4 * self._num_floats)))
             shape = (limits.max_num_seqs, model.vocab_size)
-            self.outputs = undo.enter_context(closing(SampleOutputs(device, shape, parts.bounds.max_top)))
+            self.outputs = undo.enter_context(
+                closing(SampleOutputs(device, shape, parts.bounds.max_top, kernels.scalar_type))
+            )
             self._owned = undo.pop_all()
         self._decode_step = self._cuda_step(self.decode, decode.max_partials)
         self._decode_step.num_ranges = decode.num_ranges  # whatever the step: a captured graph's grid
@@ -164,7 +166,8 @@ class StepRunner:
         assert self._kv is not None, "a KV buffer is bound before any step"
         binding = self._bindings[bucket] = self._parts.session.new_binding()
         for layer, address in enumerate(self._kv.addresses):
-            binding.bind_input(f"{KV_INPUT_PREFIX}{layer}", address, np.float16, self._kv.layout.layer_shape)
+            shape = self._kv.layout.layer_shape
+            binding.bind_input(f"{KV_INPUT_PREFIX}{layer}", address, self._parts.kernels.kv_type, shape)
         binding.bind_input("workspace", self._workspace.address, np.float32, (self._num_floats,))
         return binding
 
@@ -180,7 +183,7 @@ class StepRunner:
         for name, dtype in PARAM_DTYPES.items():
             binding.bind_input(name, buffers.address(name), dtype, (num_logits,))
         outputs = self.outputs
-        binding.bind_output("logits", outputs.logits, np.float16, (num_logits, outputs.vocab_size))
+        binding.bind_output("logits", outputs.logits, self._parts.kernels.scalar_type, (num_logits, outputs.vocab_size))
         binding.bind_output("token", outputs.address("token"), np.int32, (num_logits,))
 
     def _cuda_step(self, buffers: StepBuffers, num_slots: int) -> CudaStep:

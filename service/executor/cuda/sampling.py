@@ -5,7 +5,7 @@ Such rows' logits are copied back as well, and are edited and sampled as the dev
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,13 @@ from service.executor.buffers import aligned_zeros
 from service.executor.cuda.device import Device
 from service.executor.cuda.memory import PinnedBuffer
 from service.executor.cuda.row_edits import DividedJob
-from service.executor.cuda.sample_outputs import SAMPLED, SampleOutputs
+from service.executor.cuda.sample_outputs import LOGIT_BYTES, SAMPLED, SampleOutputs
 from service.executor.sample_rows import SampleRowsSession
 from service.executor.sampler import RowParams, Sampler, SamplingJob
 
-Float16Array = npt.NDArray[np.float16]
+HalfArray = npt.NDArray[Any]  # float16 or bfloat16
 
 _NO_TOKEN: Final = -1
-_LOGIT_BYTES: Final = 2
 
 
 class SampledRows:
@@ -37,7 +36,7 @@ class SampledRows:
         self._device = device
         self._outputs = outputs
         self._host = host
-        logits_bytes = _LOGIT_BYTES * max_rows * outputs.vocab_size
+        logits_bytes = LOGIT_BYTES * max_rows * outputs.vocab_size
         with ExitStack() as undo:
             self._sampled = undo.enter_context(closing(PinnedBuffer(device, outputs.num_bytes)))
             self._logits = undo.enter_context(closing(PinnedBuffer(device, logits_bytes)))
@@ -56,7 +55,7 @@ class SampledRows:
         if not divided.host_rows:
             return
         self._host.take(params, divided.host_rows)
-        row_bytes = _LOGIT_BYTES * self._outputs.vocab_size
+        row_bytes = LOGIT_BYTES * self._outputs.vocab_size
         for target, row in zip(self._host_logits(divided), divided.host_rows, strict=True):
             self._device.copy_out(target, self._outputs.logits + row * row_bytes)
 
@@ -97,15 +96,16 @@ class SampledRows:
         shape = (num_rows, self._outputs.max_top) if name.startswith("top_") else (num_rows,)
         return self._sampled.view(shape, np.int32, self._outputs.offsets[name])
 
-    def _host_logits(self, divided: DividedJob) -> Float16Array:
-        return self._logits.view((len(divided.host_rows), self._outputs.vocab_size), np.float16)
+    def _host_logits(self, divided: DividedJob) -> HalfArray:
+        return self._logits.view((len(divided.host_rows), self._outputs.vocab_size), self._outputs.logit_dtype)
 
 
 class HostSampler:
     """The CPU executor's sampling, over rows of logits that were copied back and are widened. Engine thread."""
 
-    def __init__(self, options: ort.SessionOptions, shape: tuple[int, int]) -> None:
-        """For at most `shape` [max_num_seqs, vocab_size] logits."""
+    def __init__(self, options: ort.SessionOptions, shape: tuple[int, int], logit_dtype: npt.DTypeLike) -> None:
+        """For at most `shape` [max_num_seqs, vocab_size] logits, which the device keeps in `logit_dtype`."""
+        self._logit_dtype = logit_dtype
         self._logits: Float32Array = aligned_zeros(shape, np.float32)
         self._sampler = Sampler(shape[0])
         self._session = SampleRowsSession(options, self._logits, self._sampler.params)
@@ -116,7 +116,7 @@ class HostSampler:
         for name in RowParams.__slots__:
             getattr(ours, name)[:] = getattr(params, name)[list(rows)]
 
-    def finish(self, divided: DividedJob, logits: Float16Array) -> StepResult:
+    def finish(self, divided: DividedJob, logits: HalfArray) -> StepResult:
         """Sample `logits` of the rows that the device did not; the result's indices are places in `host_rows`."""
         job, rows = divided.job, divided.host_rows
         wide = self._logits[: len(rows)]
@@ -130,7 +130,7 @@ class HostSampler:
         """See RowSampler. Edited logits are rounded first, as they are where the device keeps them."""
         wide = self._logits[:num_rows]
         with np.errstate(over="ignore"):
-            wide[:] = wide.astype(np.float16)
+            wide[:] = wide.astype(self._logit_dtype)
         return self._session.sample(num_rows)
 
     def close(self) -> None:

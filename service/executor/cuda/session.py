@@ -12,11 +12,13 @@ from typing import Final, Protocol
 import numpy.typing as npt
 import onnxruntime as ort
 
-from graphs.manifest import PREFILL_NAME, ModelInfo
 from service.errors import ConfigError, ExecutorError, ModelFolderError
 from service.executor.bound_session import session_options
 from service.executor.cuda.device import Device
-from service.executor.cuda.graph import cuda_graph
+from service.executor.cuda.graph import CudaGraph
+
+ElementType = npt.DTypeLike | int
+"""Of a tensor; a number is ONNX's, for types that numpy lacks."""
 
 EAGER: Final = -1
 """The graph id of a run that neither captures nor replays."""
@@ -25,11 +27,11 @@ EAGER: Final = -1
 class Binding(Protocol):
     """Tensors of one kind of step, by name."""
 
-    def bind_input(self, name: str, address: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+    def bind_input(self, name: str, address: int, dtype: ElementType, shape: tuple[int, ...]) -> None:
         """Bind a graph input to device memory."""
         ...
 
-    def bind_output(self, name: str, address: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+    def bind_output(self, name: str, address: int, dtype: ElementType, shape: tuple[int, ...]) -> None:
         """Bind a graph output to device memory; `shape` is what the graph yields."""
         ...
 
@@ -67,11 +69,11 @@ class OrtBinding:
         self.io = session.io_binding()
         self._memory_name = memory_name
 
-    def bind_input(self, name: str, address: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+    def bind_input(self, name: str, address: int, dtype: ElementType, shape: tuple[int, ...]) -> None:
         """See Binding."""
         self.io.bind_input(name, self._memory_name, 0, dtype, shape, address)
 
-    def bind_output(self, name: str, address: int, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
+    def bind_output(self, name: str, address: int, dtype: ElementType, shape: tuple[int, ...]) -> None:
         """See Binding."""
         self.io.bind_output(name, self._memory_name, 0, dtype, shape, address)
 
@@ -90,28 +92,26 @@ class OrtSession:
     def load(
         cls,
         model_dir: Path,
-        model: ModelInfo,
+        graph: CudaGraph,
         library: Path,
         device: Device,
         *,
         captures: bool,
         preload_said: str = "",
     ) -> "OrtSession":
-        """Put the model on `device`. Raises ModelFolderError, and ConfigError when the device cannot run it.
+        """Put a graph of `model_dir` on `device`. Raises ModelFolderError, and ConfigError when it cannot run it.
 
         `preload_said` is what loading the device's libraries complained about, for that error.
         """
-        path = model_dir / PREFILL_NAME
         options = session_options(library, 1, "off")
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(model_dir))
         # Weights otherwise come from the arena, which rounds and never gives back what loading left over.
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-        graph = cuda_graph(path, model, device.op_domain)
         providers = device.providers(captures=captures)
         try:
             session = ort.InferenceSession(graph.content, options, providers=providers)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this
-            raise ModelFolderError(f"{path}: ONNX Runtime cannot load it: {error}") from error
+            raise ModelFolderError(f"{model_dir}: ONNX Runtime cannot load it: {error}") from error
         asked = providers[0] if isinstance(providers[0], str) else providers[0][0]
         if session.get_providers()[0] != asked:
             reason = f" ({preload_said})" if preload_said else ""
