@@ -54,8 +54,8 @@ test: setup ## Every test that needs no GPU
 test-slow: setup ## The tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
-gpu-check: setup ## Kernels on this machine's GPU, right and how fast; DEVICE=sim for the simulator
-	$(BIN)/python -m tests.cuda.gpu_check --device $(DEVICE) --out $(OUT)
+gpu-check: setup ## Kernels on this machine's GPU: PART=1 right? PART=2 fast? DEVICE=sim for the simulator
+	$(BIN)/python -m tests.cuda.gpu_check --device $(DEVICE) $(if $(PART),--part $(PART)) --out $(OUT)
 
 bench: $(MODEL)/manifest.json ## Step costs of the demo model
 	$(BIN)/chairlift bench step --model $(MODEL)

@@ -19,7 +19,10 @@ constexpr int kSuccess = 0;
 constexpr int kInvalidValue = 1;
 constexpr int kOutOfMemory = 2;
 constexpr int kLaunchFailed = 719;
-constexpr size_t kMemoryBytes = 1 << 20;
+#ifndef STUB_MEMORY_BYTES
+#define STUB_MEMORY_BYTES (1 << 20)
+#endif
+constexpr size_t kMemoryBytes = STUB_MEMORY_BYTES;
 
 struct Copy2D {  // CUDA_MEMCPY2D
   size_t source_x, source_y;
@@ -46,9 +49,14 @@ int cuInit(unsigned) { return kSuccess; }
 int cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
 int cuDeviceGetCount(int* count) { return *count = 1, kSuccess; }
 int cuDeviceGet(int* device, int) { return *device = 0, result(" cuDeviceGet "); }
+int cuDeviceGetName(char* name, int length, int) { return std::strncpy(name, "stub", length), kSuccess; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
   switch (attribute) {
+    case 13: return *value = 1980000, kSuccess;    // clock, kHz
     case 16: return *value = 132, result(" cuDeviceGetAttribute ");  // multiprocessors
+    case 36: return *value = 3200000, kSuccess;    // memory clock, kHz
+    case 37: return *value = 6144, kSuccess;       // width of the memory's bus, bits
+    case 38: return *value = 50 << 20, kSuccess;   // L2 cache
     case 75: return *value = 9, kSuccess;          // compute capability, major
     case 76: return *value = 0, kSuccess;          // minor
     case 97: return *value = 227 << 10, kSuccess;  // shared memory that a block may ask for
@@ -70,13 +78,20 @@ int cuStreamCreate(void** stream, unsigned) {
 int cuStreamDestroy(void*) { return --g_allocations, result(" cuStreamDestroy "); }
 int cuEventCreate(void** event, unsigned flags) {
   constexpr unsigned kBlockingWithoutTiming = 3;
-  if (flags != kBlockingWithoutTiming) return kInvalidValue;
+  if (flags != kBlockingWithoutTiming && flags != 0) return kInvalidValue;
   if (result(" cuEventCreate ")) return kLaunchFailed;
   return ++g_allocations, *event = &g_recorded, kSuccess;
 }
 int cuEventDestroy(void*) { return --g_allocations, result(" cuEventDestroy "); }
 int cuEventRecord(void*, void* stream) { return ++g_recorded, stream == &g_recorded ? kSuccess : kInvalidValue; }
 int cuEventSynchronize(void*) { return g_recorded > 0 ? kSuccess : kInvalidValue; }
+int cuEventElapsedTime(float* milliseconds, void*, void*) { return *milliseconds = 1, kSuccess; }
+int cuStreamBeginCapture(void*, int) { return kSuccess; }
+int cuStreamEndCapture(void*, void** graph) { return ++g_allocations, *graph = &g_recorded, kSuccess; }
+int cuGraphInstantiate(void** graph, void*, unsigned long long) { return ++g_allocations, *graph = &g_recorded, kSuccess; }
+int cuGraphLaunch(void*, void*) { return kSuccess; }
+int cuGraphExecDestroy(void*) { return --g_allocations, kSuccess; }
+int cuGraphDestroy(void*) { return --g_allocations, kSuccess; }
 int cuMemGetInfo(size_t* free, size_t* total) { return *free = *total = kMemoryBytes, kSuccess; }
 int cuMemAlloc(char** address, size_t bytes) {
   if (bytes > kMemoryBytes) return kOutOfMemory;
@@ -102,6 +117,10 @@ int cuMemcpy2DAsync(const Copy2D* copy, void*) {
 int cuModuleLoadData(void** module, const void*) { return ++g_allocations, *module = &g_recorded, kSuccess; }
 int cuModuleUnload(void*) { return --g_allocations, result(" cuModuleUnload "); }
 int cuModuleGetFunction(void** function, void*, const char*) { return *function = &g_recorded, kSuccess; }
+int cuFuncGetAttribute(int* value, int attribute, void*) {
+  constexpr int kRegisters = 4;
+  return *value = attribute == kRegisters ? 32 : 0, kSuccess;
+}
 int cuFuncSetAttribute(void*, int, int) { return kSuccess; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads, size_t shared_bytes) {
   return *blocks = static_cast<int>(shared_bytes / static_cast<size_t>(threads)), function ? kSuccess : kInvalidValue;

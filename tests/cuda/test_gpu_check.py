@@ -2,14 +2,19 @@
 
 import json
 import os
+import select
+import signal
+import sys
 
 import pytest
 
-from tests.cuda.attention_problem import Problem, expected_attention, make_arrays
-from tests.cuda.gpu_check import NOT_IN_THIS_VERSION, STEPS, Step, exit_code, main, run_steps
-from tests.cuda.gpu_check_device import KernelResources, StepFailedError
-from tests.cuda.gpu_check_report import Result, write_report
-from tests.cuda.gpu_check_steps import attention_case, compilation
+from tests.cuda.gpu_check.__main__ import exit_code, main
+from tests.cuda.gpu_check.compilation import compilation
+from tests.cuda.gpu_check.device import NotRunError, StepFailedError
+from tests.cuda.gpu_check.report import Result, write_report
+from tests.cuda.gpu_check.resources import KernelResources
+from tests.cuda.gpu_check.runner import run_command, run_steps
+from tests.cuda.gpu_check.steps import PART_LIMIT_S, STEPS, Step
 from tests.cudasim.build import missing_tool
 
 pytestmark = pytest.mark.skipif(missing_tool() is not None, reason=str(missing_tool()))
@@ -17,16 +22,26 @@ pytestmark = pytest.mark.skipif(missing_tool() is not None, reason=str(missing_t
 HERE = "tests.cuda.test_gpu_check"
 
 
-def fails(_device):
+def raises(_device):
+    yield {"row": 1}
     raise AssertionError("planted | failure\nin two lines")
 
 
 def finds_a_wrong_case(_device):
-    raise StepFailedError("1 of 2 cases is wrong", [{"case": "a"}, {"case": "b"}])
+    yield {"case": "a"}
+    yield {"case": "b"}
+    raise StepFailedError("1 of 2 cases is wrong")
 
 
-def dies(_device):
+def exits(_device):
+    yield {"case": "before"}
     os._exit(3)
+
+
+def is_killed(_device):
+    yield {"case": "before"}
+    print("last words", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hangs(_device):
@@ -34,68 +49,123 @@ def hangs(_device):
         pass
 
 
+def cannot_run(_device):
+    yield from ()
+    raise NotRunError("no card")
+
+
 def passes(device):
-    return [{"device": device.name}]
+    yield {"device": device.name}
 
 
-def test_every_step_of_this_version_passes_on_the_simulator_or_says_why_not(tmp_path):
-    assert 0 == main(["--device", "sim", "--out", str(tmp_path)])
-    found = json.loads((tmp_path / "results.json").read_text())
-    ran = {step["name"]: (step["status"], step["reason"]) for step in found["steps"]}
-    no_times = ("not run", "needs a GPU: the simulator tells no times")
-    expected = {step.name: ("not run", NOT_IN_THIS_VERSION) for step in STEPS}
-    expected |= dict.fromkeys(("environment", "compilation", "correctness"), ("passed", ""))
-    assert expected | {"ceilings": no_times, "decode-times": no_times} == ran
-    assert "simulator" == found["machine"]["card"]
-    assert {"date", "device"} <= found.keys()
-    assert {"driver", "NVRTC", "python"} <= found["machine"].keys()
-    kernels = {row["case"].split()[0] for step in found["steps"] for row in step["rows"] if "case" in row}
-    assert {"rope_kv_write", "attn_decode", "attn_prefill", "sample_rows"} == kernels
-
-
-def test_failed_steps_are_reported_and_the_others_still_run(tmp_path):
-    steps = [
-        Step(i, name, f"{HERE}:{name}", 60) for i, name in enumerate(("fails", "dies", "passes", "finds_a_wrong_case"))
-    ]
-    steps.insert(2, Step(7, "hangs", f"{HERE}:hangs", 0.1))
-    results = run_steps(steps, "sim", [step.name for step in steps], tmp_path)
+def test_steps_that_end_in_any_way_are_reported_and_the_others_still_run(tmp_path):
+    names = ("raises", "exits", "is_killed", "cannot_run", "finds_a_wrong_case", "passes")
+    steps = [Step(i, name, f"{HERE}:{name}", 60) for i, name in enumerate(names)]
+    results = run_steps(steps, "sim", names, tmp_path)
     assert [
-        Result(0, "fails", "failed", "AssertionError: planted | failure\nin two lines", []),
-        Result(1, "dies", "failed", "its process ended with 3: nothing on standard error", []),
-        Result(7, "hangs", "failed", "not done within 0.1 s", []),
-        Result(2, "passes", "passed", "", [{"device": "sim"}]),
-        Result(3, "finds_a_wrong_case", "failed", "1 of 2 cases is wrong", [{"case": "a"}, {"case": "b"}]),
+        Result(0, "raises", "failed", "AssertionError: planted | failure\nin two lines", [{"row": 1}]),
+        Result(1, "exits", "failed", "its process ended with 3: it said nothing", [{"case": "before"}]),
+        Result(2, "is_killed", "failed", "its process ended with -9: last words", [{"case": "before"}]),
+        Result(3, "cannot_run", "not run", "no card", []),
+        Result(4, "finds_a_wrong_case", "failed", "1 of 2 cases is wrong", [{"case": "a"}, {"case": "b"}]),
+        Result(5, "passes", "passed", "", [{"device": "sim"}]),
     ] == results
     assert 1 == exit_code(results)
+    assert 0 == exit_code(results[3:4] + results[5:])
     text = write_report(results, "sim", tmp_path)
-    assert r"| 0 | fails | failed | AssertionError: planted \| failure in two lines |" in text.splitlines()
-    assert "\n## 2. passes\n\n| device |\n| --- |\n| sim |\n" in text
-    assert text.endswith("\n## 3. finds_a_wrong_case\n\n| case |\n| --- |\n| a |\n| b |\n")
+    assert "\n## 5. passes\n\n| device |\n| --- |\n| sim |\n" in text
+    lines = text.splitlines()
+    assert "## Steps" == lines[-10]
+    assert r"| 0 | raises | failed | AssertionError: planted \| failure in two lines |" == lines[-6]
+
+
+def test_a_step_that_overruns_has_failed(tmp_path):
+    (result,) = run_steps([Step(0, "hangs", f"{HERE}:hangs", 0.1)], "sim", ["hangs"], tmp_path)
+    assert Result(0, "hangs", "failed", "not done within 0.1 s", []) == result
+
+
+WITH_A_CHILD = """
+import subprocess, sys
+print(subprocess.Popen([sys.executable, "-c", "while True: pass"]).pid, flush=True)
+while True: pass
+"""
+
+
+def test_a_command_that_overruns_ends_with_the_processes_that_it_started(tmp_path):
+    said = tmp_path / "said"
+    with said.open("w") as file:
+        assert run_command([sys.executable, "-c", WITH_A_CHILD], 5, file) is None
+    assert has_ended(int(said.read_text()))
+
+
+def has_ended(process: int) -> bool:
+    """Whether it is gone, or dead and not waited for, within ten seconds."""
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 10)[0])
+    finally:
+        os.close(handle)
+
+
+def test_a_command_ends_with_its_exit_code_or_with_its_limit(tmp_path):
+    with (tmp_path / "said").open("w") as said:
+        assert 7 == run_command([sys.executable, "-c", "print('x'); raise SystemExit(7)"], 60, said)
+        assert run_command([sys.executable, "-c", "while True: pass"], 0.1, said) is None
+    assert "x\n" == (tmp_path / "said").read_text()
+
+
+def test_steps_that_were_not_chosen_are_not_run(tmp_path):
+    (result,) = run_steps([Step(0, "raises", f"{HERE}:raises", 60)], "sim", [], tmp_path)
+    assert ("not run", "not chosen", 0) == (result.status, result.reason, exit_code([result]))
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_a_part_takes_at_most_eight_minutes(part):
+    assert 8 * 60 == PART_LIMIT_S
+    assert sum(step.limit_s for step in STEPS if step.part == part) <= PART_LIMIT_S
+
+
+NEEDS_TORCH = {"flashinfer", "sdpa", "flex-attention", "triton"}
+NEEDS_GPU = {"sanitizers", "ort-paged-attention", "ncu"}
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_every_step_passes_on_the_simulator_or_says_why_not(tmp_path, part):
+    assert 0 == main(["--device", "sim", "--part", str(part), "--out", str(tmp_path)])
+    found = json.loads((tmp_path / "results.json").read_text())
+    ran = {step["name"]: step for step in found["steps"] if step["name"] not in NEEDS_TORCH}
+    for name in NEEDS_GPU & ran.keys():
+        assert "not run" == ran[name]["status"]
+        assert ran.pop(name)["reason"].startswith("needs a GPU: ")
+    comparison = ran.pop("comparison", {"status": "not run"})
+    assert comparison["status"] in ("passed", "not run")  # there is torch, or there is none
+    expected = {step.name for step in STEPS if step.part == part} - NEEDS_TORCH - NEEDS_GPU
+    assert dict.fromkeys(expected, ("passed", "")) == {name: (x["status"], x["reason"]) for name, x in ran.items()}
+    assert all(step["rows"] for step in ran.values())
+    assert {"date", "device", "machine"} <= found.keys()
+    if part == 1:
+        assert "simulator" == found["machine"]["card"]
+        assert {"driver", "NVRTC", "python"} <= found["machine"].keys()
+
+
+def test_an_unknown_step_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["--device", "sim", "--steps", "ropes", "--out", str(tmp_path)])
+    assert "there is no ropes" in capsys.readouterr().err
 
 
 class SpilledDevice:
     name = "sim"
+    max_shared_bytes = 227 << 10
 
     def resources(self, _config):
-        return [KernelResources("attn_decode", 255, 0, 2), KernelResources("attn_prefill", 255, 8, 1)]
+        return [KernelResources("attn_decode", 255, 0, 128, 0, 2), KernelResources("attn_prefill", 255, 8, 128, 0, 0)]
 
 
-def test_a_kernel_that_spills_fails_the_compilation():
-    with pytest.raises(StepFailedError, match="1 of 2 kernels have stack or spills") as raised:
-        compilation(SpilledDevice())
-    assert [0, 8] == [row["local_bytes"] for row in raised.value.rows]
-
-
-def test_steps_that_were_not_chosen_are_not_run(tmp_path):
-    (result,) = run_steps([Step(0, "fails", f"{HERE}:fails", 60)], "sim", [], tmp_path)
-    assert ("not run", "not chosen", 0) == (result.status, result.reason, exit_code([result]))
-
-
-def test_an_answer_with_a_wrong_head_is_beyond_the_limit():
-    problem = Problem((5, 40), (1, 1), 3)
-    case = attention_case(problem, "decode")
-    right = expected_attention(problem, make_arrays(problem))
-    wrong = right.copy()
-    wrong[1, 2] = right[1, 1]
-    assert case.error([right]) == 0.0
-    assert case.error([wrong]) > 1.0
+def test_a_kernel_that_spills_or_fits_nowhere_fails_the_compilation():
+    rows = []
+    with pytest.raises(StepFailedError, match="2 kernels have stack or spills, 2 fit no multiprocessor"):
+        rows.extend(compilation(SpilledDevice()))  # two kinds of KV

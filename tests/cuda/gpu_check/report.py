@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run"
+Row = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Result:
     name: str
     status: str
     reason: str
-    rows: list[dict[str, object]]  # of its table; same keys in each, or fewer
+    rows: list[Row]  # of its table; same keys in each, or fewer
 
 
 def write_report(results: Sequence[Result], device: str, out: Path) -> str:
@@ -31,16 +32,17 @@ def write_report(results: Sequence[Result], device: str, out: Path) -> str:
     return text
 
 
-def _rendered(results: Sequence[Result], date: str, device: str, machine: dict[str, object]) -> str:
+def _rendered(results: Sequence[Result], date: str, device: str, machine: Row) -> str:
+    """The table of all steps comes last, where a terminal shows it."""
     lines = ["# GPU check", "", f"- date: {date}", f"- device: {device}"]
     lines += [f"- {name}: {value}" for name, value in machine.items()] or ["- card, driver, versions: not known"]
-    heads = ("#", "step", "result", "reason")
-    lines += ["", *table(heads, [(each.number, each.name, each.status, each.reason) for each in results])]
     for result in results:
         if result.rows and result.name != "environment":
             keys = list(dict.fromkeys(key for row in result.rows for key in row))
             cells = [[row.get(key, "") for key in keys] for row in result.rows]
             lines += ["", f"## {result.number}. {result.name}", "", *table(keys, cells)]
+    steps = [(each.number, each.name, each.status, each.reason) for each in results]
+    lines += ["", "## Steps", "", *table(("#", "step", "result", "reason"), steps)]
     return "\n".join(lines) + "\n"
 
 

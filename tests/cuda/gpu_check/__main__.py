@@ -1,0 +1,44 @@
+"""python -m tests.cuda.gpu_check [--device cuda|sim] [--part 1|2] [--steps compilation,attention] --out DIR
+
+Steps run in processes of their own, each with a limit in seconds; one that fails, crashes or overruns stops no other.
+Writes DIR/results.json and DIR/results.md; exits with 1 if a step failed. On the simulator sizes are small, and times
+are printed but not judged.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.cuda.gpu_check.comparison import compare
+from tests.cuda.gpu_check.report import FAILED, Result, write_report
+from tests.cuda.gpu_check.runner import run_steps
+from tests.cuda.gpu_check.steps import STEPS
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description="Check the CUDA kernels on this machine's GPU.")
+    names = [step.name for step in STEPS]
+    parser.add_argument("--device", choices=("cuda", "sim"), default="cuda")
+    parser.add_argument("--part", type=int, choices=(1, 2), help="1: right? 2: fast? (default: both)")
+    parser.add_argument("--steps", help=f"comma-separated, of {', '.join(names)} (default: all)")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    chosen = options.steps.split(",") if options.steps else names
+    if unknown := set(chosen) - set(names):
+        parser.error(f"--steps: there is no {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    steps = [step for step in STEPS if options.part in (None, step.part)]
+    results = run_steps(steps, options.device, chosen, options.out)
+    if options.part != 1:
+        results.append(compare(results, options.device))
+    print(write_report(results, options.device, options.out))
+    return exit_code(results)
+
+
+def exit_code(results: Sequence[Result]) -> int:
+    return int(any(result.status == FAILED for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""What ncu counts in a decode and a prefill launch: memory, bank conflicts, occupancy, stalls."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tests.cuda.gpu_check.device import CheckDevice, NotRunError, StepFailedError, need_gpu
+from tests.cuda.gpu_check.report import Row
+from tests.cuda.gpu_check.runner import ROOT, run_command
+from tests.cuda.gpu_check.tools import find_tool, module_command
+
+RUN_LIMIT_S: Final = 25
+STALL: Final = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+METRICS: Final = {
+    "time": "gpu__time_duration.sum",
+    "DRAM read": "dram__bytes_read.sum",
+    "DRAM of peak": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "bank conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "warps active": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "tensor instructions": "sm__inst_executed_pipe_tensor.sum",
+    "registers": "launch__registers_per_thread",
+    "stall: memory": STALL.format("long_scoreboard"),
+    "stall: barrier": STALL.format("barrier"),
+    "stall: shared memory": STALL.format("mio_throttle"),
+}
+NO_PERMISSION: Final = "ERR_NVGPUCTRPERM"
+
+
+def profile(device: CheckDevice) -> Iterator[Row]:
+    """A row for each launch; the file stays beside the results as ncu.csv."""
+    gpu = need_gpu(device, "a profiler counts on a card")
+    path = find_tool("ncu")
+    if path is None:
+        raise NotRunError("ncu is not found: it comes with the CUDA toolkit or Nsight Compute")
+    counted, said = gpu.folder / "ncu.csv", gpu.folder / "ncu.out"
+    counted.unlink(missing_ok=True)
+    with said.open("w") as output:
+        code = run_command(command(path, counted, gpu.folder), RUN_LIMIT_S, output, cwd=ROOT)
+    text = counted.read_text(errors="replace") if counted.is_file() else ""
+    everything = text + said.read_text(errors="replace")
+    if NO_PERMISSION in everything:
+        raise NotRunError(f"{NO_PERMISSION}: the driver lets only an administrator read counters")
+    rows = list(parsed(text))
+    yield from rows
+    if code != 0 or not rows:
+        last = (everything.strip() or "nothing").splitlines()[-1]
+        raise StepFailedError(f"ncu {'ran over its limit' if code is None else f'ended with {code}'}: {last}")
+
+
+def command(path: Path, counted: Path, folder: Path) -> list[str]:
+    """Clocks stay as they are: what is counted belongs to the times of the other steps."""
+    options = ["--csv", "--page", "raw", "--clock-control", "none", "--target-processes", "application-only"]
+    options += ["--kernel-name", "regex:attn_", "--metrics", ",".join(METRICS.values()), "--log-file", str(counted)]
+    return [str(path), *options, *module_command("profiled_case", [str(folder)])]
+
+
+def parsed(text: str) -> Iterator[Row]:
+    """Rows of ncu's raw page as CSV: after a line of names one of units, among lines that begin with "==" ."""
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    if len(lines) < 2:
+        return
+    names, units, *launches = csv.reader(lines)
+    for values in launches:
+        cells = dict(zip(names, zip(values, units, strict=True), strict=True))
+        row: Row = {"kernel": cells["Kernel Name"][0], "grid": cells["Grid Size"][0]}
+        for title, metric in METRICS.items():
+            if metric in cells:
+                row[title] = " ".join(part for part in cells[metric] if part)
+        yield row

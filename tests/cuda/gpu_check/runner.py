@@ -1,0 +1,103 @@
+"""Runs steps, each in a process of its own, and takes what they yield as it comes.
+
+Whatever a fault on the device leaves behind ends with the process, and so do the processes that it has started. A
+step writes a line of JSON for each row and one for its end, so that what it had found survives however it ends.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import IO
+
+from tests.cuda.gpu_check.device import NotRunError, StepFailedError, open_device
+from tests.cuda.gpu_check.report import FAILED, NOT_RUN, PASSED, Result, Row
+from tests.cuda.gpu_check.steps import Step
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run_steps(steps: Sequence[Step], device: str, chosen: Sequence[str], out: Path) -> list[Result]:
+    """A result for each step, in order, whatever becomes of the others. Says on standard error what runs."""
+    out.mkdir(parents=True, exist_ok=True)
+    results = []
+    for step in steps:
+        if step.name not in chosen:
+            results.append(Result(step.number, step.name, NOT_RUN, "not chosen", []))
+            continue
+        print(f"{step.name}, at most {step.limit_s:g} s ...", file=sys.stderr, flush=True)
+        results.append(_run_in_process(step, device, out))
+        print(f"{step.name}: {results[-1].status} {results[-1].reason}", file=sys.stderr, flush=True)
+    return results
+
+
+def run_command(command: Sequence[str], limit_s: float, said: IO[str], **options: object) -> int | None:
+    """The exit code of a command whose output goes to `said`; None: it ran over its limit.
+
+    In the end the processes that it started are killed too.
+    """
+    process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True, **options)
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):  # nobody is left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _run_in_process(step: Step, device: str, out: Path) -> Result:
+    written, said = ((out / f"step-{step.name}.{kind}").resolve() for kind in ("jsonl", "log"))
+    written.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "tests.cuda.gpu_check.step_process", step.function, device, str(written)]
+    with said.open("w") as log:
+        code = run_command(command, step.limit_s, log, cwd=ROOT)
+    rows, end = _read(written)
+    if end is not None:
+        return Result(step.number, step.name, end["status"], end["reason"], rows)
+    if code is None:
+        return Result(step.number, step.name, FAILED, f"not done within {step.limit_s:g} s", rows)
+    last = (said.read_text(errors="replace").strip() or "it said nothing").splitlines()[-1]
+    return Result(step.number, step.name, FAILED, f"its process ended with {code}: {last}", rows)
+
+
+def _read(written: Path) -> tuple[list[Row], dict[str, str] | None]:
+    rows, end = [], None
+    if written.is_file():
+        for line in written.read_text().splitlines():
+            with suppress(json.JSONDecodeError):  # the process was killed while it wrote
+                entry = json.loads(line)
+                if "row" in entry:
+                    rows.append(entry["row"])
+                else:
+                    end = entry
+    return rows, end
+
+
+def run_step(function: str, device_name: str, written: Path) -> None:
+    """In the step's own process: write its rows, then how it ended."""
+    with written.open("w") as file:
+
+        def write(entry: dict[str, object]) -> None:
+            file.write(json.dumps(entry) + "\n")
+            file.flush()
+
+        status, reason = PASSED, ""
+        try:
+            module, _, name = function.partition(":")
+            with open_device(device_name, written.parent) as device:
+                for row in getattr(import_module(module), name)(device):
+                    write({"row": row})
+        except NotRunError as error:
+            status, reason = NOT_RUN, str(error)
+        except StepFailedError as error:
+            status, reason = FAILED, str(error)
+        except Exception as error:  # a step may fail in any way; that is what is reported
+            status, reason = FAILED, f"{type(error).__name__}: {error}"
+        write({"status": status, "reason": reason})

@@ -1,0 +1,90 @@
+"""The sampling kernel: tokens of the numpy twin under every filter, and draws that follow their probabilities."""
+
+import math
+from collections.abc import Iterator
+from itertools import product
+
+import ml_dtypes
+import numpy as np
+
+from tests.cuda.gpu_check.correctness import Case, check
+from tests.cuda.gpu_check.device import CheckDevice
+from tests.cuda.gpu_check.report import Row
+from tests.cuda.sampling_rows import LOGITS, Rows, run_sample_rows
+
+VOCAB_SIZES = (4_103, 50_257, 128_256, 151_936)
+NUM_DRAWS = {"sim": 150, "cuda": 100_000}
+CHANCE = 1e-6  # of a right kernel's failing: draws are the same in every run, so that one that passes always does
+
+
+def sampling(device: CheckDevice) -> Iterator[Row]:
+    is_sim = device.name == "sim"
+    kinds = [("half", 4_103)] if is_sim else list(product(LOGITS, VOCAB_SIZES))
+    cases = [twin_case(*kind) for kind in kinds]
+    cases += [draws_case(NUM_DRAWS[device.name], top_k) for top_k in ((5,) if is_sim else (0, 5))]
+    return check(device, cases)
+
+
+def twin_case(logit: str, vocab_size: int) -> Case:
+    """Any token but the twin's is an infinite error."""
+    num_rows = 6
+    logits = (3 * np.random.default_rng(5).standard_normal((num_rows, vocab_size))).astype(LOGITS[logit])
+    rows = Rows.of(
+        logits,
+        temperature=[0.0, 0.8, 1.5, 1.0, 1.0, 0.7],
+        top_k=[0, 40, 0, 1, 0, 200],
+        top_p=[1.0, 0.9, 0.7, 1.0, 1.0, 0.95],
+        min_p=[0, 0, 0.01, 0, 0, 0],
+        seed=np.arange(num_rows),
+    )
+
+    def error(outputs: list[np.ndarray]) -> float:
+        return float(np.inf if (outputs[0] != rows.expected_tokens()).any() else 0.0)
+
+    return Case(
+        f"sample_rows of {vocab_size} logits, {logit}", lambda device: [run_sample_rows(rows, device).tokens], error
+    )
+
+
+def draws_case(num_draws: int, top_k: int) -> Case:
+    """Rows of the same logits with seeds of their own; the error is Pearson's statistic over its critical value."""
+    logits = np.linspace(-2, 2, 41).astype(ml_dtypes.bfloat16)
+    temperature = 0.7
+    rows = Rows.of(np.tile(logits, (num_draws, 1)), temperature=temperature, top_k=top_k, seed=np.arange(num_draws))
+    weights = np.exp(logits.astype(np.float64) / temperature)
+    if top_k:
+        weights[:-top_k] = 0  # logits ascend
+    expected = num_draws * weights / weights.sum()
+
+    def error(outputs: list[np.ndarray]) -> float:
+        return chi_square(np.bincount(outputs[0], minlength=len(logits)), expected)
+
+    return Case(
+        f"chi-square of {num_draws} draws, top-k {top_k}", lambda device: [run_sample_rows(rows, device).tokens], error
+    )
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    """Pearson's statistic over the value that chance exceeds with probability CHANCE; a banned token is infinite."""
+    possible = expected > 0
+    if counts[~possible].any():
+        return math.inf
+    statistic = float(((counts - expected)[possible] ** 2 / expected[possible]).sum())
+    return statistic / critical_value(int(possible.sum()) - 1, CHANCE)
+
+
+def critical_value(freedom: int, chance: float) -> float:
+    """What chi-square of an even number of degrees of freedom exceeds with probability `chance`."""
+    assert freedom % 2 == 0, "only then is there a closed form"
+    low, high = 0.0, 1.0
+    while _exceeded(high, freedom) > chance:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _exceeded(middle, freedom) > chance else (low, middle)
+    return high
+
+
+def _exceeded(value: float, freedom: int) -> float:
+    half = value / 2
+    return math.exp(-half) * sum(half**i / math.factorial(i) for i in range(freedom // 2))

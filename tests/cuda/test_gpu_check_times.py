@@ -1,0 +1,191 @@
+"""What the GPU check times: launches that compute attention, counted bytes and operations, judgements by hand."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.cuda.attention_problem import Arrays, Problem, expected_attention
+from tests.cuda.attention_runs import LIMIT
+from tests.cuda.gpu_check.attention_cases import HEADS, Heads, TimedCase, decode_case, decode_cases, prefill_cases
+from tests.cuda.gpu_check.attention_step import BLOCK_SIZE, AttentionStep
+from tests.cuda.gpu_check.attention_times import JUDGED, judge, num_pools
+from tests.cuda.gpu_check.ceilings import read_rate
+from tests.cuda.gpu_check.comparison import compare
+from tests.cuda.gpu_check.device import open_device
+from tests.cuda.gpu_check.model_times import StepTimes, host_share
+from tests.cuda.gpu_check.model_times import judge as judge_model
+from tests.cuda.gpu_check.model_tokens import Comparison
+from tests.cuda.gpu_check.model_tokens import compare as compare_tokens
+from tests.cuda.gpu_check.report import Result
+from tests.cuda.gpu_check.shaped_model import shaped_spec
+from tests.cuda.gpu_check.timing import Timing, time_graph
+from tests.cudasim.build import missing_tool
+from tests.stepping import Outcome
+
+needs_simulator = pytest.mark.skipif(missing_tool() is not None, reason=str(missing_tool()))
+
+
+@needs_simulator
+@pytest.mark.parametrize(
+    ("q_lens", "contexts", "heads"),
+    [((1,), (512,), HEADS[0]), ((1, 1, 40, 3), (100, 257, 40, 90), Heads(4, 2, 64))],
+    ids=["decode", "mixed"],
+)
+def test_timed_launches_compute_attention_in_every_pool(tmp_path, q_lens, contexts, heads):
+    case = TimedCase("case", q_lens, contexts, heads)
+    problem = Problem(
+        contexts,
+        q_lens,
+        heads.num_heads // heads.num_kv_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+    )
+    bf16, pools, columns = ml_dtypes.bfloat16, 2, -(-max(contexts) // BLOCK_SIZE)
+    with open_device("sim", tmp_path) as device:
+        step = AttentionStep(device, case, pools)
+        assert not step.is_output_finite(), "nothing has been written yet"
+        assert step.counts.num_partials > 0, "some sequence is cut, so that the results are merged too"
+        num_blocks = pools * case.num_blocks(BLOCK_SIZE)
+        kv_shape = (num_blocks, 2, heads.num_kv_heads, BLOCK_SIZE, heads.head_dim)
+        for call in range(pools):
+            step(call)
+            assert step.is_output_finite()
+            q, kv, table = (each.value for each in step.decode_arguments[call][:3])
+            arrays = Arrays(
+                device.download(q, step.out.shape, np.uint16).view(bf16),
+                device.download(kv, kv_shape, np.uint16).view(bf16),
+                device.download(table, (len(contexts), columns), np.int32),
+            )
+            expected = expected_attention(problem, arrays)
+            distance = np.linalg.norm(step.out.view(bf16).astype(np.float64) - expected)
+            assert distance < LIMIT["bf16"] * np.linalg.norm(expected)
+        step.close()
+
+
+@needs_simulator
+def test_the_read_only_kernel_reads_every_word(tmp_path):
+    """An odd number of copies of a random chunk: their xor is that of the chunk, or the step fails."""
+    with open_device("sim", tmp_path) as device:
+        assert read_rate(device, 3 << 20) > 0
+
+
+def test_bytes_and_operations_are_counted():
+    case = decode_case(64, 2048, HEADS[0])
+    assert 536_870_912 + 2 * 64 * 32 * 128 * 2 == case.num_bytes  # 64 * 2048 * 8 heads * 128 * 2 bytes, K and V
+    assert 4 * 128 * 32 * 64 * 2048 == case.num_operations
+    chunk = TimedCase("chunk", (2,), (5,), Heads(3, 1, 64))
+    assert 4 * 64 * 3 * (4 + 5) == chunk.num_operations  # the first of two tokens sees 4, the last 5
+    e4m3 = decode_case(1, 32, Heads(4, 2, 64), is_kv_fp8=True)
+    assert 32 * 2 * 2 * 64 + 2 * 4 * 64 * 2 == e4m3.num_bytes
+    assert 3 + 2 == TimedCase("two", (1, 1), (33, 17), Heads(4, 2, 64)).num_blocks(16)
+
+
+def test_every_case_of_the_plan_is_timed():
+    names = [case.name for case in decode_cases()]
+    assert 4 * 4 * 4 + 4 == len(set(names)) == len(names)
+    assert JUDGED == "decode 64 x 2048, 32/8 D128"
+    assert JUDGED in names
+    assert [2048, 8192, 8 * 1024, 512, 64 + 1024] == [case.num_tokens for case in prefill_cases()]
+
+
+def test_pools_outgrow_the_cache_four_times_and_fit_the_memory():
+    mib = 1 << 20
+    assert 256 == num_pools(2 * mib, 512 * mib, 50 * mib, 1 << 37)
+    assert 21 == num_pools(10 * mib, 64 * mib, 50 * mib, 1 << 37)  # 4 x 50 MiB and a byte
+    assert 1 == num_pools(1 << 34, 512 * mib, 50 * mib, 1 << 37)
+    assert 3 == num_pools(100 * mib, 512 * mib, 50 * mib, 400 * mib)  # 0.8 of 400 MiB
+    assert 0 == num_pools(1 << 34, 512 * mib, 50 * mib, 1 << 34)
+
+
+def test_the_judged_case_needs_both_shares():
+    assert "" == judge(3.84e12, 4.5e12, 4.8e12)
+    assert "85.0%" not in judge(3.84e12, 4.5e12, 4.8e12)
+    assert "79.2% of the memory's data sheet, not 80%" in judge(3.8e12, 4.0e12, 4.8e12)
+    assert "84.4% of what a kernel reads, not 85%" in judge(3.9e12, 4.62e12, 4.8e12)
+
+
+class ScriptedDevice:
+    """Tells times that were set before: of the warm-up, then of both series."""
+
+    name = "sim"
+
+    def __init__(self, *seconds):
+        self.left = list(seconds)
+        self.calls = []
+
+    def capture(self, enqueue, num_calls):
+        return lambda: [enqueue(call) for call in range(num_calls)]
+
+    def seconds(self, group, num_calls):
+        for call in range(num_calls):
+            group(call)
+        return self.left.pop(0)
+
+
+def test_a_timing_is_of_one_call_and_tells_how_far_series_lie_apart():
+    device = ScriptedDevice(9.0, 0.5, 0.4)
+    timing = time_graph(device, device.calls.append, 4)
+    assert Timing((0.125, 0.1)) == timing
+    assert {"us": 100_000.0, "spread": "25.0%"} == timing.cells()
+    assert 3 * [0, 1, 2, 3] == device.calls
+
+
+def test_others_times_are_compared_case_by_case():
+    def step(name, *rows):
+        return Result(5, name, "passed", "", [*rows])
+
+    ours = step("decode-times", {"case": "decode a", "us": 100.0}, {"case": "decode b", "not timed": "no memory"})
+    prefill = step("prefill-times", {"case": "prefill c", "us": 50.0})
+    peers = [
+        {"case": "decode a", "peer": "flashinfer", "us": 120.0},
+        {"case": "decode a", "peer": "sdpa", "not timed": "its answer is wrong"},
+        {"case": "decode b", "peer": "flashinfer", "us": 1.0},
+        {"case": "prefill c", "peer": "sdpa", "us": 30.0},
+    ]
+    result = compare([ours, prefill, step("flashinfer", *peers)], "cuda")
+    assert [
+        {"case": "decode a", "us": 100.0, "flashinfer": 1.2},
+        {"case": "prefill c", "us": 50.0, "sdpa": 0.6},
+    ] == result.rows
+    assert ("passed", "") == (result.status, result.reason)
+    peers[3]["us"] = 29.0
+    slow = compare([ours, prefill, step("flashinfer", *peers)], "cuda")
+    assert ("failed", "below 60% of SDPA: prefill c") == (slow.status, slow.reason)
+    assert "not run" == compare([ours], "cuda").status
+
+
+def spec(hidden, layers):
+    return shaped_spec("m", hidden, 96, layers, (2, 1, 64), 256)
+
+
+def test_graphs_and_the_host_are_judged_by_whole_steps():
+    small, large = spec(576, 30), spec(4096, 4)
+    assert [] == judge_model(small, 1, StepTimes(100.0, 1150.0), StepTimes(100.0, 900.0))  # 1250 / 1000
+    assert ["m: graphs are 1.24 times as fast, not 1.25"] == judge_model(
+        small, 1, StepTimes(100.0, 1140.0), StepTimes(100.0, 900.0)
+    )
+    # 4 of 32 layers were measured: the device waits 8 times as long. 800 / (800 + 8 * 900) = 10 %
+    assert 0.1 == host_share(large, StepTimes(800.0, 900.0))
+    assert [] == judge_model(large, 256, StepTimes(1.0, 1.0), StepTimes(800.0, 900.0))
+    assert ["m: the host takes 10.1% of a step of 256, not 10%"] == judge_model(
+        large, 256, StepTimes(1.0, 1.0), StepTimes(810.0, 900.0)
+    )
+
+
+class Logprobs:
+    def __init__(self, *top):
+        self.top_logprobs = np.array(top)
+
+
+def outcome(tokens, gap=1.0):
+    made = Outcome()
+    made.tokens, made.logprobs = {0: tokens}, {0: [Logprobs(-0.1, -0.1 - gap) for _ in tokens]}
+    return made
+
+
+def test_texts_may_part_at_a_near_tie_only():
+    exact = outcome([1, 2, 3, 4])
+    assert Comparison(4, 4, True) == compare_tokens(exact, outcome([1, 2, 3, 4]))
+    assert Comparison(4, 3, False) == compare_tokens(exact, outcome([1, 2, 3, 9]))
+    assert Comparison(4, 3, True) == compare_tokens(outcome([1, 2, 3, 4], gap=0.04), outcome([1, 2, 3, 9]))
+    assert Comparison(4, 1, False) == compare_tokens(outcome([1, 2, 3, 4], gap=0.04), outcome([1, 9, 3, 4]))
