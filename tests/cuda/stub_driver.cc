@@ -88,7 +88,9 @@ int cuEventSynchronize(void*) { return g_recorded > 0 ? kSuccess : kInvalidValue
 int cuEventElapsedTime(float* milliseconds, void*, void*) { return *milliseconds = 1, kSuccess; }
 int cuStreamBeginCapture(void*, int) { return kSuccess; }
 int cuStreamEndCapture(void*, void** graph) { return ++g_allocations, *graph = &g_recorded, kSuccess; }
-int cuGraphInstantiate(void** graph, void*, unsigned long long) { return ++g_allocations, *graph = &g_recorded, kSuccess; }
+int cuGraphInstantiateWithFlags(void** graph, void*, unsigned long long) {
+  return ++g_allocations, *graph = &g_recorded, kSuccess;
+}
 int cuGraphLaunch(void*, void*) { return kSuccess; }
 int cuGraphExecDestroy(void*) { return --g_allocations, kSuccess; }
 int cuGraphDestroy(void*) { return --g_allocations, kSuccess; }
@@ -123,7 +125,9 @@ int cuFuncGetAttribute(int* value, int attribute, void*) {
 }
 int cuFuncSetAttribute(void*, int, int) { return kSuccess; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads, size_t shared_bytes) {
-  return *blocks = static_cast<int>(shared_bytes / static_cast<size_t>(threads)), function ? kSuccess : kInvalidValue;
+  constexpr int kMaxBlocks = 32;
+  const int fit = static_cast<int>(shared_bytes / static_cast<size_t>(threads));
+  return *blocks = fit < kMaxBlocks ? fit : kMaxBlocks, function ? kSuccess : kInvalidValue;
 }
 int cuLaunchKernel(void*, unsigned grid_x, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                    void**) {

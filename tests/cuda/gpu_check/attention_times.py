@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import closing
 
+from service.errors import ConfigError
 from tests.cuda.gpu_check.attention_cases import HEADS, TimedCase, decode_case, decode_cases, prefill_cases, small_cases
 from tests.cuda.gpu_check.attention_step import BLOCK_SIZE, AttentionStep
 from tests.cuda.gpu_check.ceilings import NUM_BYTES, read_rate
@@ -65,11 +66,14 @@ def time_case(device: CheckDevice, case: TimedCase, rate: float | None) -> Row:
     pools = num_pools(pool_bytes, ROTATED_BYTES[device.name], device.l2_bytes, device.free_bytes())
     if not pools:
         return {"case": case.name, "not timed": "not enough memory"}
-    with closing(AttentionStep(device, case, pools)) as step:
-        step(0)
-        if not step.is_output_finite():
-            return {"case": case.name, "not timed": NOT_FINITE}
-        timing = time_graph(device, step, pools)
+    try:
+        with closing(AttentionStep(device, case, pools)) as step:
+            step(0)
+            if not step.is_output_finite():
+                return {"case": case.name, "not timed": NOT_FINITE}
+            timing = time_graph(device, step, pools)
+    except ConfigError as error:  # there is memory for the keys and values, but not for the rest
+        return {"case": case.name, "not timed": str(error)}
     row: Row = {"case": case.name, **timing.cells(), "GB/s": round(case.num_bytes / timing.best / 1e9, 1)}
     if rate is not None:
         row["of read only"] = f"{case.num_bytes / timing.best / rate:.3f}"

@@ -1,9 +1,10 @@
 """What the steps run on: a GPU or the simulator, opened by name."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from service.errors import ExecutorError
 from tests.cuda.gpu_check.cuda_device import CudaDevice
 from tests.cuda.gpu_check.sim_device import SimCheckDevice
 from tests.cudasim.build import missing_tool
@@ -30,8 +31,11 @@ def open_device(name: str, folder: Path) -> Iterator[CheckDevice]:
     device = SimCheckDevice(folder) if name == "sim" else CudaDevice(folder)
     try:
         yield device
-    finally:
-        device.close()
+    except BaseException:
+        with suppress(ExecutorError):  # after a fault nothing can be freed; the fault is what is told
+            device.close()
+        raise
+    device.close()
 
 
 def need_gpu(device: CheckDevice, why: str) -> CudaDevice:

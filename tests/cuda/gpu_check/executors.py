@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from graphs.manifest import Manifest
 from service.executor.api import Executor
 from service.executor.config import ExecutorConfig
+from service.executor.cuda.requirements import require_cuda_model
 from service.executor.factory import create_executor
 from tests.cuda.gpu_check.device import CheckDevice
 from tests.cuda.host_executor import HostExecutor
@@ -46,5 +47,7 @@ def _create(device: CheckDevice, config: ExecutorConfig) -> Executor:
     if device.name == "cuda":
         cache = str(device.folder / "kernels")
         return create_executor(replace(config, device="cuda", kernel_cache=cache))
-    head_dim = Manifest.load(config.model_dir).model.head_dim
-    return HostExecutor.create(config, SimulatedKernels(head_dim, config.block_size)).executor
+    manifest = Manifest.load(config.model_dir)
+    precision = require_cuda_model(config, manifest)
+    kernels = SimulatedKernels(manifest.model.head_dim, config.block_size, precision=precision)
+    return HostExecutor.create(config, kernels).executor

@@ -1,11 +1,13 @@
 """A tiny model's tokens: the CUDA executor's, in graphs and without, beside the CPU executor's."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphs.export import export_model
-from service.core.types import SamplingParams
+from service.core.types import Request, SamplingParams
+from service.executor.config import ExecutorConfig
 from service.executor.factory import create_executor
 from tests.cuda.conftest import CONFIG, MODEL
 from tests.cuda.gpu_check.device import CheckDevice, StepFailedError
@@ -17,6 +19,14 @@ from tests.unit.tiny_export import write_tokenizer_json
 from tests.unit.tiny_models import hf_tensors, write_hf
 
 NEAR_TIE = 0.05  # of log-probabilities: activations are float16 here and float32 on the CPU
+# Weights, KV, and how near likeliest tokens may be where texts part: by how far their log-probabilities are off.
+FORMATS = (
+    ("bfloat16", "fp8", 0.4),
+    ("bfloat16", "auto", 0.2),
+    ("float16", "fp8", 0.2),
+    ("int8", "auto", 0.1),
+    ("int4", "auto", 0.1),
+)
 LENGTHS = {"sim": (70, 1, 33), "cuda": (1, 17, 130, 70, 9, 45)}
 NUM_TOKENS = {"sim": 3, "cuda": 24}
 
@@ -30,25 +40,18 @@ class Comparison:
 
 def model_tokens(device: CheckDevice) -> Iterator[Row]:
     """Graphs of every number of rows must yield what eager steps yield; padded and CPU ones, up to near ties."""
-    config = replace(CONFIG, model_dir=_exported(device.folder / "tiny"))
-    sampling = SamplingParams(max_tokens=NUM_TOKENS[device.name], temperature=0.0, ignore_eos=True, num_logprobs=2)
-    asked = requests(sampling, LENGTHS[device.name])
-    # Rows that ask for log-probabilities are sampled on the host; without, on the device.
-    plain = [replace(each, sampling=replace(each.sampling, num_logprobs=-1)) for each in asked]
-    cpu = create_executor(config)
-    exact = run_requests(cpu, asked)
-    cpu.close()
+    config = replace(CONFIG, model_dir=_exported(device.folder / "tiny", "float16"))
+    asked, plain = _asked(device.name)
+    exact = _on_cpu(config, asked)
     faults = []
     with cuda_executor(device, replace(config, capture="off")) as opened:
         eager = run_requests(opened.executor, asked)
         yield _row("eager", opened, found := compare(exact, eager))
         faults += [] if found.is_explained else ["eager steps differ from the CPU executor"]
-        faults += _differences("the device's sampler", eager, run_requests(opened.executor, plain))
+        faults += _differences("without log-probabilities", eager, run_requests(opened.executor, plain))
     every = tuple(range(1, config.max_num_seqs + 1))
-    for name, buckets, is_exact in (
-        ("a graph for every size", every, True),
-        ("two graphs, padded", (2, every[-1]), False),
-    ):
+    kinds = (("a graph for every size", every, True), ("two graphs, padded", (2, every[-1]), False))
+    for name, buckets, is_exact in kinds:
         with cuda_executor(device, replace(config, capture="eager", capture_buckets=buckets)) as opened:
             # The second time over, the same graphs replay on other blocks.
             for turn in ("", ", again"):
@@ -58,20 +61,55 @@ def model_tokens(device: CheckDevice) -> Iterator[Row]:
                     faults += _differences(name + turn, eager, outcome)
                 elif not found.is_explained:
                     faults.append(f"{name}{turn}: other tokens than the CPU executor's")
-            faults += [f"not captured: {each}" for each in opened.failed]
-            if sorted(opened.captured) != sorted(buckets):
-                faults.append(f"{name}: buckets {buckets}, captured {opened.captured}")
+            faults += _not_captured(name, opened, buckets)
     if faults:
         raise StepFailedError("; ".join(faults))
 
 
-def _exported(folder: Path) -> Path:
+def model_formats(device: CheckDevice) -> Iterator[Row]:
+    """Other weights and KV: every bucket captured, tokens those of the CPU executor up to near ties."""
+    faults = []
+    asked, plain = _asked(device.name)
+    for weights, kv_dtype, near_tie in FORMATS[: 1 if device.name == "sim" else None]:
+        name = f"{weights} weights, {kv_dtype} KV"
+        config = replace(CONFIG, model_dir=_exported(device.folder / "tiny", weights))
+        exact = _on_cpu(config, asked)
+        buckets = (2, config.max_num_seqs)
+        with cuda_executor(device, replace(config, kv_dtype=kv_dtype, capture_buckets=buckets)) as opened:
+            found = compare(exact, run_requests(opened.executor, plain), near_tie)
+            yield _row(name, opened, found)
+            faults += [] if found.is_explained else [f"{name}: other tokens than the CPU executor's"]
+            faults += _not_captured(name, opened, buckets)
+    if faults:
+        raise StepFailedError("; ".join(faults))
+
+
+def _exported(folder: Path, weights: str) -> Path:
     write_hf(folder / "source", MODEL, hf_tensors(MODEL))
     write_tokenizer_json(folder / "source")
-    return export_model(folder / "source", folder / "float16", "float16", overwrite=True).folder
+    return export_model(folder / "source", folder / weights, weights, overwrite=True).folder
 
 
-def compare(exact: Outcome, found: Outcome) -> Comparison:
+def _asked(device_name: str) -> tuple[list[Request], list[Request]]:
+    """Greedy requests with log-probabilities, and the same without."""
+    sampling = SamplingParams(max_tokens=NUM_TOKENS[device_name], temperature=0.0, ignore_eos=True, num_logprobs=2)
+    asked = requests(sampling, LENGTHS[device_name])
+    return asked, [replace(each, sampling=replace(each.sampling, num_logprobs=-1)) for each in asked]
+
+
+def _on_cpu(config: ExecutorConfig, asked: list[Request]) -> Outcome:
+    with closing(create_executor(config)) as executor:
+        return run_requests(executor, asked)
+
+
+def _not_captured(name: str, opened: OpenExecutor, buckets: tuple[int, ...]) -> list[str]:
+    faults = [f"{name}: bucket {each}" for each in opened.failed]
+    if sorted(opened.captured) != sorted(buckets):
+        faults.append(f"{name}: of buckets {buckets}, captured {opened.captured}")
+    return faults
+
+
+def compare(exact: Outcome, found: Outcome, near_tie: float = NEAR_TIE) -> Comparison:
     """Texts up to where they part, and whether the likeliest tokens were near each other there."""
     num_tokens = num_equal = 0
     is_explained = True
@@ -80,7 +118,7 @@ def compare(exact: Outcome, found: Outcome) -> Comparison:
         for place, (its, ours) in enumerate(zip(tokens, found.tokens[seq_id], strict=True)):
             if its != ours:
                 first, second = exact.logprobs[seq_id][place].top_logprobs[:2]
-                is_explained = is_explained and bool(first - second < NEAR_TIE)
+                is_explained = is_explained and bool(first - second < near_tie)
                 break
             num_equal += 1
     return Comparison(num_tokens, num_equal, is_explained and 2 * num_equal > num_tokens)

@@ -50,7 +50,7 @@ def profile(device: CheckDevice) -> Iterator[Row]:
 
 def command(path: Path, counted: Path, folder: Path) -> list[str]:
     """Clocks stay as they are: what is counted belongs to the times of the other steps."""
-    options = ["--csv", "--page", "raw", "--clock-control", "none", "--target-processes", "application-only"]
+    options = ["--csv", "--page", "raw", "--clock-control", "none"]
     options += ["--kernel-name", "regex:attn_", "--metrics", ",".join(METRICS.values()), "--log-file", str(counted)]
     return [str(path), *options, *module_command("profiled_case", [str(folder)])]
 

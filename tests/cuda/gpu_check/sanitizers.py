@@ -14,7 +14,7 @@ from tests.cuda.gpu_check.tools import find_tool, module_command
 
 TOOLS: Final = ("memcheck", "racecheck", "synccheck", "initcheck")
 CASES: Final = ("decode", "decode_fp8", "prefill", "rope", "sampling", "advance")
-RUN_LIMIT_S: Final = 65
+RUN_LIMIT_S: Final = 57
 FOUND_ERRORS: Final = 86  # the exit code that says so
 OPTIONS: Final = {
     "memcheck": ("--report-api-errors", "no"),  # probing for what a driver has is no error
@@ -80,7 +80,7 @@ def _run(path: Path, tool: str, folder: Path, what: str, names: Sequence[str]) -
 
 def command(path: Path, tool: str, log: Path, folder: Path, names: Sequence[str]) -> list[str]:
     options = ["--tool", tool, "--error-exitcode", str(FOUND_ERRORS), "--log-file", str(log), *OPTIONS[tool]]
-    options += ["--target-processes", "application-only", "--show-backtrace", "no"]
+    options += ["--show-backtrace", "no"]
     return [str(path), *options, *module_command("sanitized_cases", [str(folder), *names])]
 
 
