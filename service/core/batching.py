@@ -5,12 +5,10 @@ from typing import Protocol
 from service.core.batch_state import BatchState
 from service.core.chunks import Chunks
 from service.core.continuous_batching import ContinuousBatching
-from service.core.plan import StepPlan
 from service.core.prefixes import Prefixes
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
 from service.core.static_batching import StaticBatching
-from service.core.types import Int32Array, StepResult
 from service.core.waiting_queue import WaitingQueue
 
 
@@ -28,12 +26,12 @@ class Batching(Protocol):
         """
         ...
 
-    def landed_part(self, plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
-        """What of a step, not yet committed, belongs to sequences that have not ended."""
+    def would_admit(self, step_id: int, chunks: Chunks, num_spare_blocks: int) -> bool:
+        """Whether `admit` would admit anybody while sequences run. Nobody has joined `chunks`."""
         ...
 
-    def leaving_rows(self, finished_rows: Int32Array) -> Int32Array:
-        """The rows that leave the batch when `finished_rows` have ended."""
+    def may_leave(self, num_ended: int) -> bool:
+        """Whether the rows that have ended, `num_ended` of them, leave the batch now."""
         ...
 
 

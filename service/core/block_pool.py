@@ -27,7 +27,7 @@ class BlockPool:
     block is given up first: so the queue of evictable blocks has every block before its parent, and the least
     recently used leaf in front.
 
-    Changes between `begin` and `roll_back` are taken back exactly.
+    Changes between `begin` and `roll_back` are taken back exactly. Two plans may be open: see `UndoLog`.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -65,20 +65,21 @@ class BlockPool:
         return self._evictable.in_order()
 
     def begin(self) -> None:
-        """From here on, changes can be taken back."""
-        self._evictable.compact()
+        """From here on, changes can be taken back: those of one plan, or of the plan that is made ahead after it."""
+        if not self._log.is_open:
+            self._evictable.compact()
         if self.host is not None:
             self.host.begin()
         self._log.open()
 
     def accept(self) -> None:
-        """Keep the changes since `begin`."""
+        """Keep the changes from the first open `begin` to the next, if there is one."""
         self._log.close()
         if self.host is not None:
             self.host.accept()
 
     def roll_back(self) -> None:
-        """Take back the changes since `begin`: the pool is what it was, bit for bit."""
+        """Take back the changes since the last `begin`: the pool is what it was, bit for bit."""
         self._log.undo()
         if self.host is not None:
             self.host.roll_back()
@@ -141,10 +142,7 @@ class BlockPool:
         if len(evictable):
             self._evictable.push(evictable)
         if len(blank):
-            end = self.num_blank + len(blank)
-            self._log.save(self._stack, slice(self.num_blank, end))
-            self._stack[self.num_blank : end] = blank
-            self._set_num_blank(end)
+            self._push_blank(blank)
 
     def spoil(self, blocks: Int32Array) -> None:
         """Drop those of `blocks` from the cache that are in it, for what they held is lost; nobody holds them.
@@ -154,8 +152,7 @@ class BlockPool:
         spoilt = blocks[self.cache.is_cached[blocks]]
         self._evictable.remove(spoilt)
         self.cache.forget(spoilt)
-        self._stack[self.num_blank : self.num_blank + len(spoilt)] = spoilt
-        self.num_blank += len(spoilt)
+        self._push_blank(spoilt)
 
     def publish(self, chains: list[Chain]) -> bool:
         """Cache chains of blocks that rows hold, with the parents of them.
@@ -179,6 +176,12 @@ class BlockPool:
         if is_alone:  # so each was named once
             return blocks
         return self._distinct(blocks[counts == 0][::-1])[::-1]
+
+    def _push_blank(self, blocks: Int32Array) -> None:
+        end = self.num_blank + len(blocks)
+        self._log.save(self._stack, slice(self.num_blank, end))
+        self._stack[self.num_blank : end] = blocks
+        self._set_num_blank(end)
 
     def _set_num_blank(self, num_blank: int) -> None:
         old = self.num_blank

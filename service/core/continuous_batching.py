@@ -2,13 +2,11 @@
 
 from service.core.batch_state import BatchState
 from service.core.chunks import Chunks
-from service.core.plan import StepPlan
 from service.core.preemption import settling_blocks
 from service.core.prefixes import Prefixes, PrefixHit
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
-from service.core.types import Int32Array, StepResult
 from service.core.waiting_queue import WaitingQueue
 
 
@@ -30,13 +28,13 @@ class ContinuousBatching:
         """At once."""
         return 0
 
-    def landed_part(self, plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
-        """All of it."""
-        return plan, result
+    def may_leave(self, num_ended: int) -> bool:  # noqa: ARG002  as many as there are
+        """At once."""
+        return True
 
-    def leaving_rows(self, finished_rows: Int32Array) -> Int32Array:
-        """Just these."""
-        return finished_rows
+    def would_admit(self, step_id: int, chunks: Chunks, num_spare_blocks: int) -> bool:
+        """Whether a sequence fits."""
+        return chunks.has_tokens_at(step_id + 1) and self._next_admission(step_id, chunks, num_spare_blocks) is not None
 
     def admit(self, step_id: int, reservation: Reservation, chunks: Chunks, num_spare_blocks: int) -> None:
         """Admit sequences while tokens, rows and `num_spare_blocks` suffice, and let them share."""

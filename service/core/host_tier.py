@@ -131,8 +131,12 @@ class HostTier:
         """After a roll back: forget what these may hold no more."""
         lost = host_blocks[self._queue.contains(host_blocks)]
         self._queue.remove(lost)
+        digests = self._digests[lost].tolist()
         self._forget(lost)
+        self._log.add(lambda: self._remember(lost, digests))
+        num_free = len(self._free)
         self._free += lost.tolist()
+        self._log.add(lambda: self._free.__delitem__(slice(num_free, None)))
 
     def state(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[bytes, ...]]:
         """The free blocks, the last one next; the queue, the first one next; every block's digest. For snapshots."""

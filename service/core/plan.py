@@ -7,6 +7,7 @@ import numpy as np
 
 from service.core.types import BoolArray, Int32Array
 
+NO_ROWS: Final[Int32Array] = np.empty(0, np.int32)
 NO_COPIES: Final[Int32Array] = np.empty((0, 2), np.int32)
 
 
@@ -31,6 +32,14 @@ class StepPlan:
     offload: Int32Array = field(default_factory=lambda: NO_COPIES)
     # [n, 2] (host block, device block) to be copied after that, and before `block_copies`, which may read them
     restore: Int32Array = field(default_factory=lambda: NO_COPIES)
+    # [num_rows] of a step planned ahead, else empty: which sample of the step before is the token that a row computes.
+    # Until that step is committed, the row's `num_computed_tokens` and `num_tokens` are one less than this plan means.
+    continues: Int32Array = field(default_factory=lambda: NO_ROWS)
+
+    @property
+    def is_ahead(self) -> bool:
+        """True when the step before had not been committed as this one was planned."""
+        return len(self.continues) > 0
 
     @property
     def is_decode_only(self) -> bool:

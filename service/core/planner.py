@@ -60,10 +60,27 @@ class Planner:
         if chunks is None or not chunks.rows:
             assert count, "work exists, so a step exists"
             reservation.grow_each(growing)
-            ones, trues = self._ones[:count], self._trues[:count]
-            return StepPlan(step_id, decode_rows, ones, trues, count, count, *reservation.copies)
+            return self.decode_plan(step_id, decode_rows, reservation)
         reservation.grow(growing, chunks.rows, chunks.num_blocks)
         return self._mixed_plan(step_id, decode_rows, chunks, reservation.copies)
+
+    def decode_plan(self, step_id: int, rows: Int32Array, reservation: Reservation) -> StepPlan:
+        """The step in which each of `rows` gets its token, for which `reservation` has taken the blocks."""
+        count = len(rows)
+        ones, trues = self._ones[:count], self._trues[:count]
+        return StepPlan(step_id, rows, ones, trues, count, count, *reservation.copies)
+
+    def would_admit(self, step_id: int, num_decode_rows: int, num_growing: int) -> bool:
+        """Whether a step of so many decode rows, which take `num_growing` blocks, would admit a sequence besides.
+
+        There must be no prompt in progress.
+        """
+        batch, block_size = self._batch, self._config.block_size
+        if not len(self._queue) or batch.num_rows == batch.max_num_seqs:
+            return False
+        num_free = self._pool.num_free - num_growing
+        chunks = Chunks(block_size, self._budget.chunk_tokens(num_decode_rows, batch), num_free)
+        return self._batching.would_admit(step_id, chunks, num_free - self._config.watermark_blocks)
 
     def _growing_rows(self, reservation: Reservation) -> Int32Array:
         """The decode rows that need a block; others are preempted until there are as many."""

@@ -7,7 +7,7 @@ import numpy as np
 from service.core.batch_state import BatchState
 from service.core.block_hash import DIGEST_BYTES
 from service.core.block_pool import BlockPool
-from service.core.plan import NO_COPIES
+from service.core.plan import NO_COPIES, NO_ROWS
 from service.core.prefixes import Prefixes, PrefixHit
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import NULL_BLOCK, BoolArray, Int32Array
@@ -59,6 +59,8 @@ class Reservation:
         self._prefixes = prefixes
         self._changes: list[_Growth | _Preemption | Admission] = []
         self._taken: list[Int32Array] = []
+        self._inherited: list[Int32Array] = []  # taken by a later plan that was undone, and written to perhaps
+        self._inherited_host: list[int] = []  # likewise, of host memory
         self._copies: list[tuple[int, int, int]] = []  # (source block, row, column of the target block)
         pool.begin()
 
@@ -66,6 +68,11 @@ class Reservation:
     def preempted(self) -> list[tuple[int, int]]:
         """(row, computed tokens that it gave up) of each preempted row."""
         return [(c.row, c.num_computed_tokens) for c in self._changes if isinstance(c, _Preemption)]
+
+    @property
+    def has_later_written(self) -> bool:
+        """True when a step after this one has been undone that may have begun."""
+        return bool(self._inherited)
 
     @property
     def admissions(self) -> list[Admission]:
@@ -177,15 +184,19 @@ class Reservation:
                         other.num_skips -= 1
                     self._queue.push(sequence)
 
+    def inherit(self, later: "Reservation", overwritten_host_blocks: Int32Array) -> None:
+        """Drop what `later` may have overwritten, which was undone; again, should this one be undone as well."""
+        self._inherited += later._taken
+        self._inherited_host += overwritten_host_blocks.tolist()
+        self._drop(np.concatenate([*later._taken, NO_ROWS]), overwritten_host_blocks)
+
     def drop_overwritten(self, block_size: int, overwritten_host_blocks: Int32Array) -> None:
         """After `undo`: give up what the step may have overwritten before it failed.
 
         Blocks that the plan took had held cached prefixes, or tokens of the rows that it preempted. The former are
         cached no more, the latter have tokens to compute again.
         """
-        if self._pool.host is not None:
-            self._pool.host.lose(overwritten_host_blocks)
-        batch, taken = self._batch, np.concatenate([*self._taken, np.empty(0, np.int32)])
+        batch, taken = self._batch, np.unique(np.concatenate([*self._taken, *self._inherited, NO_ROWS]))
         for row in self.preempted_rows:
             blocks = batch.block_table[row, : batch.num_blocks[row]]
             kept = int(np.argmax(np.append(np.isin(blocks, taken), True)))
@@ -195,8 +206,13 @@ class Reservation:
                 batch.num_computed_tokens[row] = kept * block_size
             batch.num_blocks[row] = kept
             batch.num_published_blocks[row] = min(kept, int(batch.num_published_blocks[row]))
-        self._pool.spoil(taken)
+        self._drop(taken, np.unique([*overwritten_host_blocks.tolist(), *self._inherited_host]).astype(np.int32))
         batch.arrange(np.ones(batch.num_rows, np.bool_))
+
+    def _drop(self, blocks: Int32Array, host_blocks: Int32Array) -> None:
+        if self._pool.host is not None:
+            self._pool.host.lose(host_blocks)
+        self._pool.spoil(blocks)
 
     def _restore(self, sequence: Sequence, hit: PrefixHit) -> Int32Array:
         """New blocks for what of a prefix is in host memory."""

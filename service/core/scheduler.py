@@ -9,24 +9,26 @@ from service.core.admission import check_deadline, check_room, check_size
 from service.core.batch_state import BatchState
 from service.core.batching import create_batching
 from service.core.block_pool import BlockPool
-from service.core.budget import ChunkBudget, TokenRate
+from service.core.budget import ChunkBudget
 from service.core.deadlines import Deadlines
+from service.core.ended_rows import EndedRows
 from service.core.live_sequences import LiveSequences
+from service.core.look_ahead import LookAhead
 from service.core.ordering import create_policy
-from service.core.plan import StepPlan
+from service.core.plan import NO_ROWS, StepPlan
 from service.core.planner import Planner
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import SequenceStatus
 from service.core.snapshot import SchedulerCounters, SchedulerSnapshot, take_snapshot
-from service.core.step_time import StepLoad, StepTimeModel, load_of
+from service.core.step_time import load_of
+from service.core.step_timer import StepTimer
 from service.core.stop import finish_reasons
 from service.core.types import FinishReason, Int8Array, Int32Array, Int64Array, Request, StepDelta, StepResult
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
 
 _REST_NS: Final = 1_000_000_000
-_NO_ROWS: Final[Int32Array] = np.empty(0, np.int32)
 # Looking a member up in an enum takes longer than comparing a thousand rows.
 _NONE, _ERROR = np.int8(FinishReason.NONE), np.int8(FinishReason.ERROR)
 
@@ -37,15 +39,15 @@ class _Flight:
 
     plan: StepPlan
     reservation: Reservation
-    started_ns: int
 
 
 class Scheduler:
     """Decides, step by step, which sequences compute how many tokens. Used by one thread, the engine's.
 
     A step is `plan`, then the executor's forward pass, then `commit` of its result, or `abort` when it failed. One
-    plan is in flight at a time. There is no prefill phase: a sequence's computed tokens catch up with its known ones,
-    a chunk at a time, and a sequence that has one left is a decode row. `add` and `cancel` are legal at any time.
+    plan is in flight at a time, and the one that `plan_ahead` made on top of it. There is no prefill phase: a
+    sequence's computed tokens catch up with its known ones, a chunk at a time, and a sequence that has one left is a
+    decode row. `add` and `cancel` are legal at any time.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -55,20 +57,20 @@ class Scheduler:
         self._policy = create_policy(config.ordering)
         self._live = LiveSequences(config, self._batch, self._pool, self._policy)
         self._queue, self._prefixes = self._live.queue, self._live.prefixes
-        self._step_time = StepTimeModel()
+        self._timer = StepTimer()
         if config.num_host_blocks:
-            self._pool.add_host_tier(config, self._step_time)
-        budget = ChunkBudget(config, self._step_time)
+            self._pool.add_host_tier(config, self._timer.model)
+        budget = ChunkBudget(config, self._timer.model)
         self._batching = create_batching(config, self._batch, self._queue, self._prefixes)
         state = (self._batch, self._pool, self._queue)
         self._planner = Planner(config, state, self._policy, budget, self._batching)
-        self._flight: _Flight | None = None
+        self._ended = EndedRows(self._batch)
+        self._look_ahead = LookAhead(config, state, self._prefixes, self._planner, self._ended)
+        self._flights: list[_Flight] = []  # two at most, the earlier step first
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
         self._last_plan_ns = 0
         self._num_steps = 0
         self._deadlines = Deadlines()
-        self._rate = TokenRate()
-        self._last_step: tuple[StepLoad, int] | None = None  # with its start: a step whose time is not known yet
 
     @property
     def batch(self) -> BatchState:
@@ -99,8 +101,8 @@ class Scheduler:
         # An engine that has idled tries: its prices may be of a time when the machine was paused, and while it only
         # refuses it learns no others.
         is_rested = not self.has_work and request.arrival_ns - self._last_plan_ns >= _REST_NS
-        check_deadline(request, num_tokens, None if is_rested else self._step_time, self.config)
-        check_room(request, self._queue, self._rate, self.config)
+        check_deadline(request, num_tokens, None if is_rested else self._timer.model, self.config)
+        check_room(request, self._queue, self._timer.rate, self.config)
         self._live.enter(request)
         self._deadlines.enter(request, self.config.max_queue_wait_ns)
 
@@ -110,14 +112,14 @@ class Scheduler:
         Returns (seq_id, reason): DEADLINE, or QUEUE_WAIT for a sequence that was never admitted in its time. A
         sequence whose deadline is `now_ns` has none left.
         """
-        assert self._flight is None, "a plan is in flight"
+        assert not self._flights, "a plan is in flight"
         ended = []
         for seq_id, reason in self._deadlines.due(now_ns):
             sequence = self._live.by_id.get(seq_id)
             if sequence is None:
                 continue
-            if reason is FinishReason.DEADLINE or sequence.status is SequenceStatus.WAITING:
-                self.cancel(seq_id)
+            is_due = reason is FinishReason.DEADLINE or sequence.status is SequenceStatus.WAITING
+            if is_due and self.cancel(seq_id):
                 ended.append((seq_id, reason))
         self._deadlines.prune(self._live.by_id)
         return ended
@@ -126,12 +128,12 @@ class Scheduler:
         """End a sequence. Returns False, and does nothing, when it is not live (any more).
 
         While a plan is in flight, a running sequence ends at its `commit` or `abort`: it gets no token, is not part
-        of the StepDelta, and its blocks are free afterwards.
+        of the StepDelta, and its blocks are free when no plan is in flight.
         """
-        if seq_id not in self._live.by_id or seq_id in self._cancelled_in_flight:
+        if seq_id not in self._live.by_id or seq_id in self._cancelled_in_flight or self._ended.holds(seq_id):
             return False
         if not self._live.end_waiting(seq_id):
-            if self._flight is not None:
+            if self._flights:
                 self._cancelled_in_flight[seq_id] = None
             else:
                 self._live.end_running(seq_id)
@@ -152,29 +154,45 @@ class Scheduler:
 
         `now_ns` is monotonic. Nothing is final before `commit`; the previous plan must have been committed or aborted.
         """
-        assert self._flight is None, "a plan is in flight"
-        if self._last_step is not None:
-            load, started_ns = self._last_step
-            self._rate.observe(load.prefill_tokens, now_ns - started_ns)
-            self._step_time.observe(load, now_ns - started_ns)
-            self._last_step = None
+        assert not self._flights, "a plan is in flight"
+        self._timer.begin(now_ns)
         if not self._live.by_id or self._batching.not_before_ns() > now_ns:
             return None
         reservation = Reservation(self._batch, self._pool, self._queue, self._prefixes)
         plan = self._planner.plan(self._num_steps, reservation)
         self._last_plan_ns = now_ns
-        self._flight = _Flight(plan, reservation, now_ns)
+        self._flights.append(_Flight(plan, reservation))
         return plan
 
+    def plan_ahead(self, now_ns: int) -> StepPlan | None:
+        """Choose the step after the one in flight, which alone is in flight, before its tokens are known.
+
+        It goes on with that one's rows, a token each: see `LookAhead`. None when anything else is to happen first, or
+        in its stead. The earlier step is committed first; if it is to be aborted, this one is before it.
+        """
+        (landing,) = self._flights
+        self._timer.go_on(now_ns)
+        next_deadline_ns = self._deadlines.next_ns
+        has_due = self._cancelled_in_flight or (next_deadline_ns is not None and next_deadline_ns <= now_ns)
+        if has_due or landing.reservation.preempted_rows:
+            return None
+        found = self._look_ahead.plan(self._num_steps + 1, landing.plan)
+        if found is None:
+            return None
+        self._last_plan_ns = now_ns
+        self._flights.append(_Flight(*found))
+        return found[0]
+
     def commit(self, plan: StepPlan, result: StepResult) -> StepDelta:
-        """Take in a step's tokens, end what has finished or failed, and free its blocks.
+        """Take in a step's tokens, end what has finished or failed, and free its blocks once nothing is in flight.
 
         Returns what the front side must know: one entry for each sampled token of a sequence that is still wanted.
         """
-        flight = self._landed(plan)
+        flight = self._flights.pop(0)
+        assert flight.plan is plan, "only the first plan in flight can be committed"
         flight.reservation.accept()
         batch = self._batch
-        plan, result = self._batching.landed_part(plan, result)
+        plan, result = self._ended.live_part(plan, result)
         computed = batch.as_slice(plan.rows)
         load = load_of(plan, batch, computed)
         prompt_rows = self._prefixes.prompts_among(plan.rows, computed)
@@ -192,15 +210,15 @@ class Scheduler:
         seq_ids = batch.seq_ids[rows].copy()
         self._live.release_forks_of(seq_ids)
         delta = self._delta(flight, seq_ids, reasons, result)
-        finished_rows = sampled_rows[reasons != _NONE] if np.count_nonzero(reasons) else _NO_ROWS
-        failed_rows = sampled_rows[result.failed] if len(result.failed) else _NO_ROWS
-        self._prefixes.publish_step(prompt_rows, finished_rows, failed_rows)
-        self._settle(flight, self._batching.leaving_rows(finished_rows))
+        finished_rows = sampled_rows[reasons != _NONE] if np.count_nonzero(reasons) else NO_ROWS
+        failed_rows = sampled_rows[result.failed] if len(result.failed) else NO_ROWS
+        self._ended.keep(finished_rows, failed_rows)
+        if not self._flights:
+            self._settle(flight, prompt_rows)
         self._num_steps += 1
-        started_ns = flight.started_ns
-        if self._pool.host is not None:  # copies are no part of what a load costs
-            started_ns += round(self.config.host_block_ns * (len(plan.offload) + len(plan.restore)))
-        self._last_step = (load, started_ns) if self.has_work else None
+        self._timer.land(load, round(self.config.host_block_ns * (len(plan.offload) + len(plan.restore))))
+        if not self.has_work:
+            self._timer.rest()
         return delta
 
     def abort(self, plan: StepPlan, *, has_written: bool = False) -> None:
@@ -209,11 +227,19 @@ class Scheduler:
         Sequences that were added or cancelled meanwhile stay added or cancelled. With `has_written` the step may have
         begun: then blocks that the plan took from the prefix cache or from preempted sequences count as lost.
         """
-        reservation = self._landed(plan).reservation
-        reservation.undo()
+        flight = self._flights.pop()
+        assert flight.plan is plan, "only the last plan in flight can be aborted"
+        flight.reservation.undo()
+        if self._flights:
+            if has_written:
+                self._flights[0].reservation.inherit(flight.reservation, plan.offload[:, 1])
+            return
         self._policy.abort()
-        if has_written:
-            reservation.drop_overwritten(self.config.block_size, plan.offload[:, 1])
+        self._timer.rest()
+        if has_written or flight.reservation.has_later_written:
+            flight.reservation.drop_overwritten(self.config.block_size, plan.offload[:, 1])
+        if plan.is_ahead:  # the step before was committed, and has not been settled
+            self._settle(flight, NO_ROWS)
         for seq_id in self._cancelled_in_flight:
             if not self._live.end_waiting(seq_id):
                 self._live.end_running(seq_id)
@@ -225,16 +251,9 @@ class Scheduler:
             self.config,
             self.counters,
             (self._batch, self._pool, self._queue, self._live.forks, self._policy),
-            self._flight.plan if self._flight is not None else None,
+            [flight.plan for flight in self._flights],
             self._cancelled_in_flight,
         )
-
-    def _landed(self, plan: StepPlan) -> _Flight:
-        """The flight of `plan`, which is over now."""
-        flight = self._flight
-        assert flight is not None and flight.plan is plan, "only the plan in flight can be committed or aborted"
-        self._flight = None
-        return flight
 
     def _delta(self, flight: _Flight, seq_ids: Int64Array, reasons: Int8Array, result: StepResult) -> StepDelta:
         """The StepDelta of the sequences that sampled, without the cancelled ones."""
@@ -246,9 +265,13 @@ class Scheduler:
         cached = self._live.count_admissions(flight.reservation.admissions)
         return StepDelta(flight.plan.step_id, seq_ids, token_ids, reasons, logprobs, cached)
 
-    def _settle(self, flight: _Flight, finished_rows: Int32Array) -> None:
-        """Remove the rows that ended in this step, requeue the preempted ones, and put the rest in order."""
+    def _settle(self, flight: _Flight, prompt_rows: Int32Array) -> None:
+        """Publish, remove the rows that ended, requeue the preempted ones, and put the rest in order."""
         batch, preempted = self._batch, flight.reservation.preempted
+        finished_rows, failed_rows = NO_ROWS, NO_ROWS
+        if self._ended and self._batching.may_leave(len(self._ended)):
+            finished_rows, failed_rows = self._ended.release()
+        self._prefixes.publish_step(prompt_rows, finished_rows, failed_rows)
         has_events = len(finished_rows) or self._cancelled_in_flight or preempted
         if not has_events and batch.num_decode_rows == batch.num_rows:
             return

@@ -42,7 +42,7 @@ class RowSnapshot:
     num_computed_tokens: int
     blocks: tuple[int, ...]
     num_published_blocks: int
-    has_ended: bool  # and waits for the end of its batch
+    has_ended: bool  # and leaves later
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class PlanSnapshot:
     block_copies: tuple[tuple[int, int], ...]  # (source, target)
     offload: tuple[tuple[int, int], ...]  # (device block, host block)
     restore: tuple[tuple[int, int], ...]  # (host block, device block)
+    continues: tuple[int, ...]  # samples of the step before
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ class SchedulerSnapshot:
     host_queue: tuple[int, ...]  # of the others, the next one to be overwritten first
     host_digests: tuple[bytes, ...]  # [num_host_blocks] of what each holds; empty: nothing
     policy_counters: tuple[tuple[str, float], ...]
-    plan: PlanSnapshot | None
+    plan: PlanSnapshot | None  # the earlier one in flight
+    plan_ahead: PlanSnapshot | None
     cancelled_in_flight: tuple[int, ...]  # running sequences that end when the plan has landed
 
 
@@ -98,7 +100,7 @@ def take_snapshot(
     config: SchedulerConfig,
     counters: SchedulerCounters,
     state: tuple[BatchState, BlockPool, WaitingQueue, Forks, OrderingPolicy],
-    plan: StepPlan | None,
+    plans: list[StepPlan],
     cancelled_in_flight: Iterable[int],
 ) -> SchedulerSnapshot:
     """Copy the state of a scheduler's parts."""
@@ -119,7 +121,8 @@ def take_snapshot(
         host_queue=host_queue,
         host_digests=host_digests,
         policy_counters=policy.counters(),
-        plan=None if plan is None else _plan_snapshot(plan),
+        plan=_plan_snapshot(plans[0]) if plans else None,
+        plan_ahead=_plan_snapshot(plans[1]) if len(plans) > 1 else None,
         cancelled_in_flight=tuple(cancelled_in_flight),
     )
 
@@ -159,6 +162,7 @@ def _plan_snapshot(plan: StepPlan) -> PlanSnapshot:
         block_copies=_pairs(plan.block_copies),
         offload=_pairs(plan.offload),
         restore=_pairs(plan.restore),
+        continues=tuple(plan.continues.tolist()),
     )
 
 

@@ -7,18 +7,16 @@ has, and what it samples is thrown away; memory is set aside for the longest ans
 no cached prefixes, and never preempt.
 """
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from service.core.batch_state import BatchState
 from service.core.chunks import Chunks
-from service.core.plan import StepPlan
 from service.core.prefixes import PrefixHit
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
-from service.core.types import Int32Array, StepResult
+from service.core.types import Int32Array
 from service.core.waiting_queue import WaitingQueue
 
 _NO_ROWS: Final[Int32Array] = np.empty(0, np.int32)
@@ -64,31 +62,10 @@ class StaticBatching:
             batch.admitted_step[row] = step_id
             chunks.join(row, step_id, num_tokens, 0, is_new=False)
 
-    def landed_part(self, plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
-        """`plan` and `result` without the rows that had ended before: nothing about those changes any more."""
-        is_live = ~self._batch.has_ended[plan.rows]
-        if is_live.all():
-            return plan, result
-        kept = np.flatnonzero(is_live[plan.samples])
-        places = {old: new for new, old in enumerate(kept.tolist())}
-        counts = plan.num_scheduled[is_live]
-        live = replace(
-            plan,
-            rows=plan.rows[is_live],
-            num_scheduled=counts,
-            samples=plan.samples[is_live],
-            num_decode_rows=int(np.count_nonzero(is_live[: plan.num_decode_rows])),
-            num_tokens=int(counts.sum()),
-        )
-        return live, StepResult(
-            token_ids=result.token_ids[kept],
-            logprobs={places[old]: entry for old, entry in result.logprobs.items() if old in places},
-            failed=np.array([places[old] for old in result.failed.tolist() if old in places], np.int64),
-        )
+    def would_admit(self, step_id: int, chunks: Chunks, num_spare_blocks: int) -> bool:  # noqa: ARG002
+        """Never into a batch that runs."""
+        return False
 
-    def leaving_rows(self, finished_rows: Int32Array) -> Int32Array:
-        """All of them once the last one has ended, else none."""
-        batch = self._batch
-        batch.has_ended[finished_rows] = True
-        has_ended = batch.has_ended[: batch.num_rows]
-        return np.arange(batch.num_rows, dtype=np.int32) if has_ended.all() else _NO_ROWS
+    def may_leave(self, num_ended: int) -> bool:
+        """Once the last one has ended."""
+        return num_ended == self._batch.num_rows

@@ -1,5 +1,6 @@
 """How to take changes back, exactly."""
 
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -9,36 +10,40 @@ Undo = Callable[[], object]
 
 
 class UndoLog:
-    """While open, keeps what it takes to undo each change, in order. Closed, it keeps nothing."""
+    """While a part of it is open, keeps what it takes to undo each change, in order. Else it keeps nothing.
+
+    There may be two parts, when the plan of a step is made while the step before is in flight. Changes go to the later
+    one; the earlier one is closed first, or the later one undone.
+    """
 
     def __init__(self) -> None:
-        self._is_open = False
-        self._undos: list[Undo] = []
+        self._parts: deque[list[Undo]] = deque()
+
+    @property
+    def is_open(self) -> bool:
+        """True while changes can be taken back."""
+        return bool(self._parts)
 
     def open(self) -> None:
-        """Keep undos from now on."""
-        assert not self._is_open, "changes are being logged already"
-        self._is_open = True
+        """Begin a part: keep undos in it from now on."""
+        self._parts.append([])
 
     def close(self) -> None:
-        """Forget them all: the changes stay."""
-        self._is_open = False
-        self._undos.clear()
+        """Forget the earliest part: its changes stay."""
+        self._parts.popleft()
 
     def undo(self) -> None:
-        """Take all changes back, the last one first, and close."""
-        undos = self._undos[::-1]
-        self.close()
-        for undo in undos:
+        """Take the changes of the latest part back, the last one first, and close it."""
+        for undo in reversed(self._parts.pop()):
             undo()
 
     def save(self, array: npt.NDArray[np.generic], places: npt.NDArray[np.integer] | slice) -> None:
         """Keep `array[places]`, which is about to change."""
-        if self._is_open:
+        if self._parts:
             old = array[places].copy()
-            self._undos.append(lambda: array.__setitem__(places, old))
+            self._parts[-1].append(lambda: array.__setitem__(places, old))
 
     def add(self, undo: Undo) -> None:
         """Keep an undo of another kind."""
-        if self._is_open:
-            self._undos.append(undo)
+        if self._parts:
+            self._parts[-1].append(undo)

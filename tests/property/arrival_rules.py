@@ -4,29 +4,25 @@ from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import precondition, rule
 
-from service.core.scheduler import Scheduler, SchedulerConfig
 from service.core.snapshot import QueuedSnapshot
 from service.core.types import Request, SamplingParams
 from service.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, UnserviceableError
 from tests.property.deadline_rules import deadline_of
+from tests.property.flight_rules import FlightRules
 from tests.property.orderings import AGING_NS
 from tests.property.scheduler_draws import prompts, sampling_params, tenants
 from tests.property.toy_model import EOS_TOKEN_ID, VOCAB_SIZE
 
 
-class ArrivalRules(RuleBasedStateMachine):
+class ArrivalRules(FlightRules):
     """Requests come, alike or not, and are refused for a reason only. The machine that mixes this in has the others."""
-
-    config: SchedulerConfig
-    scheduler: Scheduler
 
     def __init__(self) -> None:
         super().__init__()
         self.requests: dict[int, Request] = {}  # accepted
         self.outputs: dict[int, list[int]] = {}
-        self.shadow: Scheduler | None = None  # a copy from before the plan: what an abort must lead back to
 
     @rule(requests=st.lists(st.tuples(prompts(), sampling_params(), tenants), min_size=2, max_size=6))
     def add_several(self, requests: list[tuple[list[int], SamplingParams, str]]) -> None:
@@ -77,12 +73,13 @@ class ArrivalRules(RuleBasedStateMachine):
         if not self._is_accepted(request, self.scheduler.snapshot().queue):
             return
         self.requests[seq_id], self.outputs[seq_id] = request, []
-        if self.shadow is not None:
+        self.forget_shadow()
+        for shadow in self.shadows():
             try:
-                self.shadow.add(request)
+                shadow.add(request)
             # What the plan has admitted is in the shadow's queue still.
             except (OverloadedError, DeadlineExceededError):
-                self.shadow = None
+                self.forget_shadow(shadow)
 
     def _is_accepted(self, request: Request, queue: tuple[QueuedSnapshot, ...]) -> bool:
         """Submit a request, with such a queue before it. It is refused for a reason, and never without one."""

@@ -3,9 +3,9 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
 from service.core.types import FinishReason, Request
+from tests.property.flight_rules import Flight
 
 TIMEOUT_NS = 40_000_000
 
@@ -22,13 +22,13 @@ class DeadlineRules(RuleBasedStateMachine):
     requests: dict[int, Request]
     reasons: dict[int, FinishReason]
     cancelled: set[int]
-    plan_in_flight: StepPlan | None
+    flights: list[Flight]
 
     def __init__(self) -> None:
         super().__init__()
         self.now_ns = 0
 
-    @precondition(lambda self: self.plan_in_flight is None)
+    @precondition(lambda self: not self.flights)
     @rule(passed_ns=st.sampled_from([1, TIMEOUT_NS // 2, TIMEOUT_NS]))
     def expire(self, passed_ns: int) -> None:
         self.now_ns += passed_ns

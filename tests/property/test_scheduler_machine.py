@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from service.core.invariants import progress, restored, violations
-from service.core.plan import StepPlan
+from service.core.invariants import restored, violations
 from service.core.scheduler import Scheduler, SchedulerConfig
 from service.core.scheduler_config import OrderingConfig, Policy
 from service.core.types import FinishReason, Request, SamplingParams
@@ -20,7 +19,6 @@ from tests.property.deadline_rules import DeadlineRules
 from tests.property.orderings import AGING_NS
 from tests.property.scheduler_draws import configs, prompts, sampling_params, tenants
 from tests.property.toy_model import VOCAB_SIZE, ToyExecutor, tokens_alone
-from tests.property.twin import twin
 
 
 class SchedulerMachine(ArrivalRules, DeadlineRules):
@@ -28,8 +26,6 @@ class SchedulerMachine(ArrivalRules, DeadlineRules):
         super().__init__()
         self.reasons: dict[int, FinishReason] = {}
         self.cancelled: set[int] = set()
-        self.plan_in_flight: StepPlan | None = None
-        self.step_ns = 0
 
     @initialize(
         config=configs(),
@@ -54,57 +50,11 @@ class SchedulerMachine(ArrivalRules, DeadlineRules):
         is_live = seq_id not in self.reasons and seq_id not in self.cancelled
         assert self.scheduler.cancel(seq_id) == is_live
         assert not self.scheduler.cancel(seq_id)
-        if self.shadow is not None:
-            self.shadow.cancel(seq_id)
+        self.forget_shadow()
+        for shadow in self.shadows():
+            shadow.cancel(seq_id)
         if is_live:
             self.cancelled.add(seq_id)
-
-    @precondition(lambda self: self.plan_in_flight is None)
-    @rule()
-    def plan(self) -> None:
-        self.shadow = twin(self.scheduler)
-        self._plan()
-
-    def _plan(self) -> None:
-        self.before = self.scheduler.snapshot()
-        self.step_ns = max(self.step_ns, self.before.counters.totals.num_finished * 1_000_000)
-        not_before_ns = self.scheduler.not_before_ns
-        if not_before_ns > self.step_ns:
-            self._check_window(not_before_ns)
-            self.step_ns = not_before_ns
-        self.plan_in_flight = self.scheduler.plan(now_ns=self.step_ns)
-        assert progress(self.before, self.scheduler.snapshot()) == []
-
-    def _check_window(self, not_before_ns: int) -> None:
-        """A batch that is not full waits until its first request has waited for the window."""
-        config, before = self.config, self.before
-        oldest_ns = min(self.requests[queued.seq_id].arrival_ns for queued in before.queue)
-        assert config.batching == "dynamic" and not before.rows and len(before.queue) < config.max_num_seqs
-        assert not_before_ns == oldest_ns + config.batch_window_ns
-        assert self.scheduler.plan(not_before_ns - 1) is None
-        assert restored(before, self.scheduler.snapshot()) == []
-
-    @precondition(lambda self: self.plan_in_flight is not None)
-    @rule()
-    def commit(self) -> None:
-        plan = self.plan_in_flight
-        assert plan is not None
-        result = self.executor.run(plan, self.scheduler.batch)
-        delta = self.scheduler.commit(plan, result)
-        self.plan_in_flight = self.shadow = None
-        assert delta.step_id == plan.step_id
-        for seq_id, num_cached in delta.cached_prompt_tokens.items():
-            self._check_hit(self.requests[seq_id], num_cached)
-        for index, (seq_id, token_id, reason) in enumerate(
-            zip(delta.seq_ids.tolist(), delta.token_ids.tolist(), delta.finish_reasons.tolist(), strict=True)
-        ):
-            assert seq_id not in self.cancelled and seq_id not in self.reasons
-            assert (index in delta.logprobs) == bool(token_id % 2)
-            assert index not in delta.logprobs or delta.logprobs[index].chosen == token_id
-            self.outputs[seq_id].append(token_id)
-            if reason != FinishReason.NONE:
-                self.reasons[seq_id] = FinishReason(reason)
-                assert (self.outputs[seq_id], self.reasons[seq_id]) == self._alone(seq_id)
 
     def _alone(self, seq_id: int) -> tuple[list[int], FinishReason]:
         return tokens_alone(self.requests[seq_id], self.config, can_fail=self.executor.can_fail)
@@ -119,35 +69,28 @@ class SchedulerMachine(ArrivalRules, DeadlineRules):
         others = [other for other in self.requests.values() if other is not request and other.tenant == request.tenant]
         assert any(self.history(other.seq_id)[:num_cached] == prompt[:num_cached] for other in others)
 
-    @precondition(lambda self: self.plan_in_flight is not None)
-    @rule(runs_first=st.booleans())
-    def abort(self, runs_first: bool) -> None:
-        plan = self.plan_in_flight
-        assert plan is not None
-        if runs_first:
-            self.executor.run(plan, self.scheduler.batch)
-        self.scheduler.abort(plan, has_written=runs_first)
-        if self.shadow is not None and not runs_first:
-            assert restored(self.shadow.snapshot(), self.scheduler.snapshot()) == []
-        self.plan_in_flight = self.shadow = None
-
-    @rule(num_steps=st.integers(1, 12), aborts_each=st.booleans(), cancels_preempted=st.booleans())
-    def run_steps(self, num_steps: int, aborts_each: bool, cancels_preempted: bool) -> None:
-        if self.plan_in_flight is not None:
-            self.commit()
-        for _ in range(num_steps):
-            self._plan()
-            if self.plan_in_flight is None:
+    @rule(num_steps=st.integers(1, 12), aborts_each=st.booleans(), cancels_preempted=st.booleans(), looks=st.booleans())
+    def run_steps(self, num_steps: int, aborts_each: bool, cancels_preempted: bool, looks: bool) -> None:
+        """With `looks`, each step is planned ahead if it can be."""
+        while self.flights:
+            self.commit(runs_all=False)
+        for number in range(num_steps):
+            if not self.flights:
+                self._plan()
+            if not self.flights:
                 return
-            if aborts_each:
-                self.scheduler.abort(self.plan_in_flight)
+            if aborts_each and not self.flights[0].plan.is_ahead:
+                self.scheduler.abort(self.flights.pop().plan)
                 assert restored(self.before, self.scheduler.snapshot()) == []
                 self._plan()
             for row in self.scheduler.snapshot().rows:
                 if cancels_preempted and not row.blocks:
                     self._cancel(row.seq_id)
             self.state_is_sound()
-            self.commit()
+            if looks and number < num_steps - 1:
+                self._plan_ahead()
+                self.state_is_sound()
+            self.commit(runs_all=bool(number % 2))
             self.state_is_sound()
 
     @invariant()
@@ -177,7 +120,7 @@ class SchedulerMachine(ArrivalRules, DeadlineRules):
         for _ in range(1000):
             if not self.scheduler.has_work:
                 break
-            self.run_steps(1, aborts_each=False, cancels_preempted=False)
+            self.run_steps(1, aborts_each=False, cancels_preempted=False, looks=False)
         assert not self.scheduler.has_work
         assert self.requests.keys() == self.reasons.keys() | self.cancelled
         for seq_id in self.cancelled:
@@ -211,6 +154,7 @@ def test_thousands_of_random_steps_under_memory_pressure(
     """The machine's own moves at random, with far more preemptions than hypothesis finds worth trying."""
     rng = np.random.default_rng(11)
     machine = SchedulerMachine()
+    machine.ns_per_finish = 100_000  # else steps come to cost so much that no deadline can be met
     config = SchedulerConfig(
         num_blocks=19,
         block_size=2,
@@ -222,8 +166,9 @@ def test_thousands_of_random_steps_under_memory_pressure(
         ordering=OrderingConfig(policy, AGING_NS, max_idle_tenants=1, max_skips=3),
     )
     machine.start(config, [], can_fail)
-    for _ in range(1200):
-        if len(machine.scheduler.snapshot().queue) < 4:
+    for number in range(2400):
+        # For a while nobody comes, so that nobody waits and steps can be planned ahead.
+        if number % 100 < 60 and len(machine.scheduler.snapshot().queue) < 4:
             prompt = rng.integers(0, VOCAB_SIZE, rng.integers(1, 12)).tolist()
             tenant = "abc"[rng.integers(3)]
             if machine.requests and rng.random() < 0.7:
@@ -231,18 +176,24 @@ def test_thousands_of_random_steps_under_memory_pressure(
                 prompt, tenant = machine.history(before.seq_id)[:14] + prompt[:2], before.tenant
             sampling = SamplingParams(int(rng.integers(1, 25)), stop_token_ids=(int(rng.integers(1, 31)),))
             machine.add_samples(prompt, sampling, tenant, int(rng.integers(1, 4)))
-        machine.plan()
+        if not machine.flights:
+            machine.plan()
+        if not machine.flights:
+            continue
+        if len(machine.flights) == 1 and rng.random() < 0.7:
+            machine.plan_ahead()
+            machine.state_is_sound()
         if rng.random() < 0.05:
             machine._cancel(int(rng.choice(list(machine.requests))))
+        machine.state_is_sound()
         if rng.random() < 0.2:
-            machine.state_is_sound()
-            machine.abort(runs_first=bool(rng.random() < 0.5))
+            machine.abort(runs_first=bool(rng.random() < 0.5), aborts_all=bool(rng.random() < 0.5))
         else:
-            machine.state_is_sound()
-            machine.commit()
+            machine.commit(runs_all=bool(rng.random() < 0.5))
         machine.state_is_sound()
     assert machine.scheduler.counters.totals.num_preemptions > 50
     assert machine.scheduler.counters.totals.num_hit_tokens > 200
     assert (machine.scheduler.counters.totals.num_restored_blocks > 9) == (num_host_blocks > 0)
+    assert machine.num_ahead > 200
     assert (FinishReason.ERROR in machine.reasons.values()) == can_fail
     machine.teardown()

@@ -4,7 +4,9 @@ The next token is a hash of the whole token history, which the executor reads ba
 """
 
 import zlib
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,6 +55,29 @@ def tokens_alone(request: Request, config: SchedulerConfig, *, can_fail: bool) -
             return output, FinishReason.UNSERVICEABLE
 
 
+class StagedRow(NamedTuple):
+    """What a row of a step needs of the batch."""
+
+    slots: Int32Array  # [num_tokens] of all positions up to the last one of the step
+    start: int  # the first position to compute
+    token_ids: list[int]  # all known ones up to the last one of the step
+    continued: int | None  # of a step planned ahead, which sample of the step before follows them
+    seed: int
+    samples: bool
+
+
+@dataclass
+class StagedStep:
+    """A step as the device sees it: what happens to the batch afterwards is nothing to it."""
+
+    offload: list[list[int]]
+    restore: list[list[int]]
+    block_copies: list[list[int]]
+    rows: list[StagedRow]
+    before: "StagedStep | None"
+    result: StepResult | None = None
+
+
 class ToyExecutor:
     """A paged buffer that holds (token, position, hash of all tokens so far) instead of K and V, and a host's below it.
 
@@ -66,47 +91,60 @@ class ToyExecutor:
         self._blocks = self.slots.reshape(config.num_blocks, config.block_size, 3)
         self._host_blocks = np.full((config.num_host_blocks, config.block_size, 3), -1, np.int64)
 
-    def run(self, plan: StepPlan, batch: BatchState) -> StepResult:
+    def stage(self, plan: StepPlan, batch: BatchState, before: "StagedStep | None" = None) -> "StagedStep":
+        """Read all that a step needs. `before` is the step that a step planned ahead goes on with."""
+        is_ahead = len(plan.continues) > 0
+        rows = []
+        for index, (row, count, samples) in enumerate(zip(plan.rows, plan.num_scheduled, plan.samples, strict=True)):
+            start = int(batch.num_computed_tokens[row]) + is_ahead
+            positions = np.arange(start + count)
+            slots = batch.block_table[row, positions // self.block_size] * self.block_size
+            slots += positions % self.block_size
+            assert slots.min() >= self.block_size, "the null block is never written by a live sequence"
+            tokens = batch.token_ids[row, : start + count - is_ahead].tolist()
+            continued = int(plan.continues[index]) if is_ahead else None
+            rows.append(StagedRow(slots, start, tokens, continued, int(batch.seed[row]), bool(samples)))
+        copies = (plan.offload.tolist(), plan.restore.tolist(), plan.block_copies.tolist())
+        return StagedStep(*copies, rows, before)
+
+    def run(self, step: "StagedStep") -> StepResult:
+        """Write the step's tokens and choose the next ones; once, whoever asks again gets the same."""
+        if step.result is not None:
+            return step.result
         token_ids: list[int] = []
         failed: list[int] = []
-        for block, host_block in plan.offload.tolist():
+        for block, host_block in step.offload:
             self._host_blocks[host_block] = self._blocks[block]
-        for host_block, block in plan.restore.tolist():
+        for host_block, block in step.restore:
             self._blocks[block] = self._host_blocks[host_block]
-        for source, target in plan.block_copies.tolist():
+        for source, target in step.block_copies:
             self._blocks[target] = self._blocks[source]
-        for row, count, samples in zip(plan.rows, plan.num_scheduled, plan.samples, strict=True):
-            start = batch.num_computed_tokens[row]
-            slots = self._write(batch, row, start + count)
-            if samples:
-                history, seed = self.slots[slots, 0].tolist(), int(batch.seed[row])
-                if self.can_fail and fails(history, seed):
+        for row in step.rows:
+            tokens, new = row.token_ids, row.slots[row.start :]
+            if row.continued is not None:
+                assert step.before is not None and step.before.result is not None, "steps run in order"
+                tokens = [*tokens, int(step.before.result.token_ids[row.continued])]
+            hashes = list(accumulate(tokens, lambda before, token_id: hash((before, token_id)), initial=0))[1:]
+            self.slots[new, 0] = tokens[row.start :]
+            self.slots[new, 1] = np.arange(row.start, len(row.slots))
+            self.slots[new, 2] = hashes[row.start :]
+            assert self.slots[row.slots, 1].tolist() == list(range(len(row.slots)))
+            assert self.slots[row.slots, 2].tolist() == hashes, "a block of another chain of tokens"
+            if row.samples:
+                history = self.slots[row.slots, 0].tolist()
+                if self.can_fail and fails(history, row.seed):
                     failed.append(len(token_ids))
-                    self.slots[slots[start:], 0] = _GARBAGE
-                token_ids.append(next_token(history, seed))
+                    self.slots[new, 0] = _GARBAGE
+                token_ids.append(next_token(history, row.seed))
         logprobs = {
             index: TokenLogprobs(float(token_id), np.zeros(0, np.int32), np.zeros(0, np.float32))
             for index, token_id in enumerate(token_ids)
             if token_id % 2
         }
-        return StepResult(np.array(token_ids, np.int32), logprobs, np.array(failed, np.int64))
+        step.result = StepResult(np.array(token_ids, np.int32), logprobs, np.array(failed, np.int64))
+        step.before = None
+        return step.result
 
     def holds_garbage(self, block: int) -> bool:
         """Whether a block holds what a failed row has written."""
         return _GARBAGE in self._blocks[block, :, 0].tolist()
-
-    def _write(self, batch: BatchState, row: int, end: int) -> Int32Array:
-        """Write a row's tokens that are not computed yet, up to `end`. Returns the slots of all up to there."""
-        start = batch.num_computed_tokens[row]
-        positions = np.arange(end)
-        slots = batch.block_table[row, positions // self.block_size] * self.block_size
-        slots += positions % self.block_size
-        assert slots.min() >= self.block_size, "the null block is never written by a live sequence"
-        token_ids = batch.token_ids[row, :end]
-        self.slots[slots[start:], 0] = token_ids[start:]
-        self.slots[slots[start:], 1] = positions[start:]
-        hashes = list(accumulate(token_ids.tolist(), lambda before, token_id: hash((before, token_id)), initial=0))[1:]
-        self.slots[slots[start:], 2] = hashes[start:]
-        assert self.slots[slots, 1].tolist() == positions.tolist()
-        assert self.slots[slots, 2].tolist() == hashes, "a block of another chain of tokens"
-        return slots

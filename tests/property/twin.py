@@ -5,14 +5,18 @@ import copy
 import numpy as np
 
 from service.core.batch_state import BatchState
+from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
 
 
-def twin(scheduler: Scheduler) -> Scheduler:
-    """A deep copy whose columns share memory as the original's do: numpy copies a view to an array of its own."""
-    other = copy.deepcopy(scheduler)
+def twin(scheduler: Scheduler, plan: StepPlan | None = None) -> tuple[Scheduler, StepPlan | None]:
+    """A deep copy whose columns share memory as the original's do: numpy copies a view to an array of its own.
+
+    With it comes its copy of `plan`, if that is in flight; this one may be committed there, and never aborted.
+    """
+    other, other_plan = copy.deepcopy((scheduler, plan))
     _link(scheduler.batch, other.batch)
-    return other
+    return other, other_plan
 
 
 def _link(batch: BatchState, other: BatchState) -> None:
