@@ -11,12 +11,26 @@ from service.engine.observer import EngineObserver, StepTimes
 from service.engine.router import OutputRouter
 from service.engine.settings import EngineSettings
 from service.errors import ChairliftError, ExecutorError
-from service.executor.api import Executor
+from service.executor.api import Executor, StepHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was dispatched and not waited for."""
+
+    plan: StepPlan
+    handle: StepHandle
+    start_ns: int  # when its planning began
+    planned_ns: int
 
 
 @dataclass
 class EngineLoop:
     """Runs steps until the inbox is closed. Everything here belongs to the engine thread.
+
+    Where the executor lets a step follow one that is in flight, and the scheduler finds nothing else to do, the next
+    step is planned and dispatched before the present one is waited for: so the device finds work when it has done that
+    one, and the host's share of a step costs no time.
 
     An idle loop sleeps in the inbox. A transient executor error aborts the step, which is planned again after a
     pause, at most `max_step_retries` times in a row; any other error ends `run` with that error. Commands that come
@@ -31,16 +45,22 @@ class EngineLoop:
     clock: Clock
     heartbeat: Heartbeat
     observer: EngineObserver
+    ahead: Flight | None = None  # between turns of the loop: the step that was dispatched before the last one landed
+    landed_ns: int = 0  # when the last step was done
     num_failures: int = 0  # in a row
     retry_ns: int = 0  # no step begins before this time of the clock
 
     def run(self) -> None:
-        """Serve until the inbox is closed; the step in flight is finished first."""
+        """Serve until the inbox is closed; what is in flight is finished first."""
         while not self._apply(self._next_commands()):
             if self.clock.now_ns() >= self.retry_ns:
                 self._step()
+        if self.ahead is not None:
+            self._land(self.ahead, None)
 
     def _next_commands(self) -> Commands:
+        if self.ahead is not None:
+            return self.inbox.take()
         if not self.scheduler.has_work:
             self.num_failures = self.retry_ns = 0  # the step that failed is gone with its sequences
             self.heartbeat.rest()
@@ -70,25 +90,75 @@ class EngineLoop:
     def _step(self) -> None:
         start_ns = self.clock.now_ns()
         self.heartbeat.beat(start_ns)
+        flight = self.ahead or self._begin(start_ns)
+        if flight is not None:
+            self._land(flight, self._follow(flight))
+
+    def _begin(self, start_ns: int) -> Flight | None:
+        """Plan and dispatch a step with none in flight; None: there is none, or it failed."""
         expired = self.scheduler.expire(start_ns)
         if expired:
             self.router.end(expired)
         plan = self.scheduler.plan(start_ns)
         if plan is None:
-            return
+            return None
         planned_ns = self.clock.now_ns()
         try:
-            result = self.executor.dispatch(plan, self.scheduler.batch).wait()
+            handle = self.executor.dispatch(plan, self.scheduler.batch)
         except ExecutorError as error:
             self._abort(plan, error)
+            return None
+        return Flight(plan, handle, start_ns, planned_ns)
+
+    def _follow(self, flight: Flight) -> Flight | None:
+        """Plan and dispatch the step after `flight`; None: that is to land first."""
+        if not flight.handle.can_continue:
+            return None
+        start_ns = self.clock.now_ns()
+        plan = self.scheduler.plan_ahead(start_ns)
+        if plan is None:
+            return None
+        planned_ns = self.clock.now_ns()
+        try:
+            handle = self.executor.dispatch(plan, self.scheduler.batch)
+        except ExecutorError as error:
+            self.scheduler.abort(plan, has_written=True)
+            self.observer.on_step_failed(plan.step_id, error, will_retry=error.is_transient)
+            if not error.is_transient:
+                raise
+            return None  # it is planned again, not ahead: if it fails again, that counts
+        return Flight(plan, handle, start_ns, planned_ns)
+
+    def _land(self, flight: Flight, ahead: Flight | None) -> None:
+        """Wait for `flight`, commit and publish it, while `ahead` is in flight."""
+        self.ahead = None
+        begin_ns = max(flight.planned_ns, self.landed_ns)
+        try:
+            result = flight.handle.wait()
+        except ExecutorError as error:
+            self._abort(flight.plan, self._withdraw(ahead, error))
             return
-        executed_ns = self.clock.now_ns()
-        delta = self.scheduler.commit(plan, result)
+        self.landed_ns = executed_ns = self.clock.now_ns()
+        delta = self.scheduler.commit(flight.plan, result)
         self.router.publish(delta)
+        self.ahead = ahead
         self.num_failures = 0
         committed_ns = self.clock.now_ns()
-        times = StepTimes(start_ns, planned_ns - start_ns, executed_ns - planned_ns, committed_ns - executed_ns)
-        self.observer.on_step(plan, delta, times)
+        times = StepTimes(
+            flight.start_ns, flight.planned_ns - flight.start_ns, executed_ns - begin_ns, committed_ns - executed_ns
+        )
+        self.observer.on_step(flight.plan, delta, times)
+
+    def _withdraw(self, ahead: Flight | None, error: ExecutorError) -> ExecutorError:
+        """Take back the step that followed the one which failed with `error`. Returns the graver of their errors."""
+        if ahead is None:
+            return error
+        try:
+            ahead.handle.wait()  # the device is to be done with it before anything is planned again
+        except ExecutorError as later:
+            error = error if later.is_transient else later
+        self.scheduler.abort(ahead.plan, has_written=True)
+        return error
 
     def _abort(self, plan: StepPlan, error: ExecutorError) -> None:
         self.scheduler.abort(plan, has_written=True)

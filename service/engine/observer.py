@@ -9,11 +9,14 @@ from service.core.types import StepDelta
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where one committed step spent its time, in nanoseconds of the engine's clock."""
+    """Where one committed step spent its time, in nanoseconds of the engine's clock.
+
+    One that was planned ahead began while the step before it was executed.
+    """
 
     start_ns: int  # when planning began
     plan_ns: int
-    execute_ns: int  # dispatch and wait
+    execute_ns: int  # dispatch and wait, from the end of the step before on
     commit_ns: int
 
 

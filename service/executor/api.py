@@ -24,6 +24,11 @@ class ExecutorLimits:
 class StepHandle(Protocol):
     """A step in flight."""
 
+    @property
+    def can_continue(self) -> bool:
+        """Whether a step planned ahead of this one's result may be dispatched now: its tokens are on the device."""
+        ...
+
     def wait(self) -> StepResult:
         """Block until the step is done. Raises ExecutorError when it failed. Call it once, on the engine thread."""
         ...
@@ -42,7 +47,11 @@ class Executor(Protocol):
         ...
 
     def dispatch(self, plan: StepPlan, batch: BatchState) -> StepHandle:
-        """Start the forward pass of `plan`. Reads `batch` before it returns and never changes it."""
+        """Start the forward pass of `plan`. Reads `batch` before it returns and never changes it.
+
+        A plan that is ahead goes on with the step that was dispatched last, which has not been waited for and whose
+        handle can continue. Any other is dispatched with no step in flight. Steps are waited for in order.
+        """
         ...
 
     def close(self) -> None:

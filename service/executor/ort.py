@@ -7,6 +7,7 @@ weights, serves both. All memory that a step touches is allocated here, once, an
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import onnxruntime as ort
@@ -165,6 +166,8 @@ class OrtExecutor:
 
 class OrtStep:
     """A step whose inputs are bound. It holds the executor until `wait` returns."""
+
+    can_continue: Final = False  # the host computes the step in `wait`, and has nothing to do meanwhile
 
     def __init__(self, executor: OrtExecutor, job: SamplingJob, inputs_ns: int) -> None:
         self._executor = executor

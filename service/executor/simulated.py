@@ -32,14 +32,22 @@ class SimulatedExecutor:
 
     Before a row gets its token, every slot of its context is compared with the row's known tokens: a wrong block
     table, a block given to two sequences or a skipped token is an ExecutorError. `step_ns` gives the virtual duration
-    of a step without copies to and from host memory; `elapsed_ns` sums up both. Owned by one thread.
+    of a step without copies to and from host memory; `elapsed_ns` sums up both. With `can_continue`, steps may be
+    dispatched ahead. Owned by one thread.
     """
 
     def __init__(
-        self, limits: ExecutorLimits, vocab_size: int = 1000, step_ns: Callable[[StepPlan], int] | None = None
+        self,
+        limits: ExecutorLimits,
+        vocab_size: int = 1000,
+        step_ns: Callable[[StepPlan], int] | None = None,
+        *,
+        can_continue: bool = False,
     ) -> None:
         self.limits = limits
         self.elapsed_ns = 0
+        self._can_continue = can_continue
+        self._sampled: Int32Array = np.empty(0, np.int32)  # by the last step
         self._vocab_size = vocab_size
         self._step_ns = step_ns
         self._slots = np.full((limits.num_blocks, limits.block_size), _EMPTY_SLOT, np.int32)
@@ -51,16 +59,20 @@ class SimulatedExecutor:
     def dispatch(self, plan: StepPlan, batch: BatchState) -> "SimulatedStep":
         """Write the step's tokens into their slots and choose the next ones."""
         self._copy_blocks(plan)
-        starts = batch.num_computed_tokens[plan.rows]
-        for row, start, count in zip(plan.rows.tolist(), starts.tolist(), plan.num_scheduled.tolist(), strict=True):
-            self._compute(batch, row, start, start + count)
+        continued = self._sampled[plan.continues]
+        starts = batch.num_computed_tokens[plan.rows] + plan.is_ahead
+        work = zip(plan.rows.tolist(), starts.tolist(), plan.num_scheduled.tolist(), strict=True)
+        for index, (row, start, count) in enumerate(work):
+            tokens = batch.token_ids[row, : start + count]
+            self._compute(batch, row, start, np.append(tokens[:-1], continued[index]) if plan.is_ahead else tokens)
         if self._step_ns is not None:
             num_copies = len(plan.offload) + len(plan.restore)
             self.elapsed_ns += self._step_ns(plan) + round(num_copies * self.limits.host_block_ns)
         sampled = plan.rows[plan.samples]
-        positions = batch.num_tokens[sampled]
-        last_tokens = batch.token_ids[sampled, positions - 1]
-        return SimulatedStep(StepResult(token_ids=toy_tokens(last_tokens, positions, self._vocab_size)))
+        positions = batch.num_tokens[sampled] + plan.is_ahead
+        last_tokens = continued if plan.is_ahead else batch.token_ids[sampled, positions - 1]
+        self._sampled = toy_tokens(last_tokens, positions, self._vocab_size)
+        return SimulatedStep(StepResult(token_ids=self._sampled), can_continue=self._can_continue)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -74,12 +86,12 @@ class SimulatedExecutor:
         ):
             taken[targets] = held[sources]
 
-    def _compute(self, batch: BatchState, row: int, start: int, end: int) -> None:
-        positions = np.arange(end)
+    def _compute(self, batch: BatchState, row: int, start: int, tokens: Int32Array) -> None:
+        positions = np.arange(len(tokens))
         blocks = batch.block_table[row, positions // self.limits.block_size]
         offsets = positions % self.limits.block_size
-        self._slots[blocks[start:], offsets[start:]] = batch.token_ids[row, start:end]
-        wrong: npt.NDArray[Any] = np.flatnonzero(self._slots[blocks, offsets] != batch.token_ids[row, :end])
+        self._slots[blocks[start:], offsets[start:]] = tokens[start:]
+        wrong: npt.NDArray[Any] = np.flatnonzero(self._slots[blocks, offsets] != tokens)
         if len(wrong):
             raise ExecutorError(
                 f"sequence {batch.seq_ids[row]}: the slot of position {wrong[0]} (block {blocks[wrong[0]]}) holds "
@@ -90,7 +102,8 @@ class SimulatedExecutor:
 class SimulatedStep:
     """A step that is already done."""
 
-    def __init__(self, result: StepResult) -> None:
+    def __init__(self, result: StepResult, *, can_continue: bool = False) -> None:
+        self.can_continue = can_continue
         self._result = result
 
     def wait(self) -> StepResult:

@@ -196,6 +196,8 @@ class CudaExecutor:
 class CudaStepHandle:
     """A step that is enqueued. It holds the executor until `wait` returns."""
 
+    can_continue: Final = False
+
     def __init__(self, executor: CudaExecutor, divided: DividedJob) -> None:
         self._executor = executor
         self._divided = divided
