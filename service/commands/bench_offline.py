@@ -89,7 +89,7 @@ async def _measure(args: Namespace) -> list[OfflineRun]:
     configure_logging("warning")
     executor = config.load(config.ExecutorSettings, args)
     text = args.requests.read_text(encoding="utf-8", errors="replace")
-    model = load_model(model_folder(args.model, args.weights), executor, OFFLINE, EngineLog())
+    model = load_model(model_folder(args.model, args.weights, executor.device), executor, OFFLINE, EngineLog())
     runs = []
     async with model.running():
         loop = asyncio.get_running_loop()

@@ -66,7 +66,9 @@ async def _run(args: Namespace) -> None:
         raise ConfigError(f"{args.output}: is the file of requests")
     if not args.output.parent.is_dir():
         raise ConfigError(f"{args.output}: its folder does not exist")
-    model = load_model(model_folder(args.model, args.weights), executor, OFFLINE, EngineLog(), scheduling)
+    model = load_model(
+        model_folder(args.model, args.weights, executor.device), executor, OFFLINE, EngineLog(), scheduling
+    )
     async with model.running():
         # Opened now, not before: a model that does not load leaves the results of an earlier run as they are.
         with args.requests.open(encoding="utf-8", errors="replace") as requests, open_results(args.output) as output:

@@ -1,0 +1,49 @@
+"""ONNX Runtime's CUDA provider has a kernel of the right type for every op of every graph: its library says so.
+
+Without a GPU the library cannot be asked, but a kernel that it registers is a class whose name is there to read.
+"""
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnxruntime as ort
+import pytest
+
+from tests.cuda.test_weight_formats import FORMATS, folder_of, loaded
+
+__all__ = ["folder_of"]
+
+LIBRARY = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
+pytestmark = pytest.mark.skipif(not LIBRARY.is_file(), reason="this ONNX Runtime has no CUDA provider")
+
+TYPES = {"half": b"NS_9MLFloat16E", "bf16": b"NS_8BFloat16E"}
+# Names as compilers write them: namespaces and class, each behind its length, then what the template is made for.
+KERNELS = {
+    "Gemm": b"N11onnxruntime4cuda4GemmI%(type)bE",
+    "Mul": b"N11onnxruntime4cuda3MulI%(type)bE",
+    "Sub": b"N11onnxruntime4cuda3SubI%(type)bE",
+    "ReduceSum": b"N11onnxruntime4cuda9ReduceSumI%(type)bE",
+    "RMSNormalization": b"N11onnxruntime4cuda7RMSNormI%(type)bf",
+    "QuickGelu": b"N11onnxruntime7contrib4cuda9QuickGeluI%(type)bE",
+    "MatMulNBits": b"N11onnxruntime7contrib4cuda11MatMulNBitsI%(type)bE",
+    "SkipSimplifiedLayerNormalization": b"N11onnxruntime7contrib4cuda13SkipLayerNormI%(type)bLb1E",
+}
+OF_ANY_TYPE = {"Cast", "Gather", "Reshape", "Unsqueeze"}
+OURS = {"PagedAttention", "SampleRows"}
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterator[mmap.mmap]:
+    with LIBRARY.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        yield mapped
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_op_has_a_kernel_of_the_models_type(library: mmap.mmap, folder_of, name: str) -> None:
+    scalar = "bf16" if name == "bfloat16" else "half"
+    op_types = {node.op_type for node in loaded(folder_of(name)).graph.node} - OF_ANY_TYPE - OURS
+    assert op_types <= KERNELS.keys()
+    lacking = [each for each in op_types if library.find(KERNELS[each] % {b"type": TYPES[scalar]}) < 0]
+    assert [] == lacking
+    assert library.find(KERNELS["Gemm"] % {b"type": b"NS_9NoSuchTypeE"}) < 0
