@@ -43,7 +43,7 @@ class BatchState:
         self._first_places: Int64Array = np.arange(max_num_seqs) * max_model_len  # of each row in flat token_ids
         self.block_table: Int32Array = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)  # then the null block
         # The other columns lie side by side, [num_columns, max_num_seqs], so that a row moves in a few copies.
-        self._int32_columns: Int32Array = np.zeros((10, max_num_seqs), np.int32)
+        self._int32_columns: Int32Array = np.zeros((13, max_num_seqs), np.int32)
         self.num_prompt_tokens: Int32Array = self._int32_columns[0]
         self.num_tokens: Int32Array = self._int32_columns[1]  # known tokens: prompt and output so far
         self.num_computed_tokens: Int32Array = self._int32_columns[2]  # tokens whose K and V are in blocks
@@ -61,10 +61,9 @@ class BatchState:
         self.seed: Int64Array = self._int64_columns[1]  # the 64 bits of SamplingParams.seed
         self.rank: Int64Array = self._int64_columns[2]  # Sequence.rank
         self.admitted_step: Int64Array = self._int64_columns[3]  # whose plan gave the sequence its row
-        self._float32_columns: Float32Array = np.zeros((3, max_num_seqs), np.float32)
-        self.temperature: Float32Array = self._float32_columns[0]
-        self.top_p: Float32Array = self._float32_columns[1]
-        self.min_p: Float32Array = self._float32_columns[2]
+        self.temperature: Float32Array = self._int32_columns[10].view(np.float32)
+        self.top_p: Float32Array = self._int32_columns[11].view(np.float32)
+        self.min_p: Float32Array = self._int32_columns[12].view(np.float32)
         self.has_ended: BoolArray = np.zeros(max_num_seqs, np.bool_)  # but stays until its batch ends; see batching
         # [widest, max_num_seqs], a row's in a column, padded with NO_TOKEN; a new array when a request needs it wider
         self.stop_token_ids: Int32Array = np.full((1, max_num_seqs), NO_TOKEN, np.int32)
@@ -83,11 +82,9 @@ class BatchState:
 
     def blocks_of(self, rows: Int32Array) -> Int32Array:
         """The blocks of `rows`, one row's after the other's, each in token order. Returns a new int32[num_blocks]."""
-        counts = self.num_blocks[rows]
-        width = int(counts.max(initial=0))
-        table: Int32Array = self.block_table[rows, :width]
-        blocks: Int32Array = table[np.arange(width) < counts[:, None]]
-        return blocks
+        counts = self.num_blocks[rows].tolist()
+        parts = [self.block_table[row, :count] for row, count in zip(rows.tolist(), counts, strict=True)]
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
     def add_row(self, request: Request, token_ids: Int32Array, rank: int = 0, tenant_slot: int = 0) -> int:
         """Append a row that has computed nothing and holds no block. Returns its number.
@@ -169,8 +166,8 @@ class BatchState:
         width = int(self.num_blocks[sources].max())
         self.block_table[targets, :width] = self.block_table[sources, :width]
         self.block_table[targets, width:] = NULL_BLOCK
-        for columns in (self._int32_columns, self._int64_columns, self._float32_columns, self.stop_token_ids):
-            columns[:, targets] = columns[:, sources]
+        for columns in (self._int32_columns, self._int64_columns, self.stop_token_ids):
+            columns[:, targets] = columns.take(sources, axis=1)
         self.has_ended[targets] = self.has_ended[sources]
         moved = [(self.sampling[row], self.eos_token_ids[row]) for row in sources.tolist()]
         for target, (sampling, eos_token_ids) in zip(targets.tolist(), moved, strict=True):

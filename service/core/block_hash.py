@@ -1,15 +1,14 @@
 """Names of full blocks: chained digests of their tokens and of everything before them."""
 
+import sys
 from collections.abc import Iterator
 from hashlib import blake2b
-
-import numpy as np
 
 from service.core.types import Int32Array
 
 DIGEST_BYTES = 16
 TOKEN_BYTES = 4
-_LITTLE_ENDIAN = np.dtype("<i4")
+_IS_LITTLE_ENDIAN = sys.byteorder == "little"
 
 
 def tenant_root(model_hash: str, tenant: str) -> bytes:
@@ -45,7 +44,7 @@ def split_digests(digests: bytes) -> Iterator[bytes]:
 
 def token_bytes(token_ids: Int32Array) -> bytes:
     """What of tokens is hashed."""
-    return token_ids.astype(_LITTLE_ENDIAN, copy=False).tobytes()
+    return token_ids.tobytes() if _IS_LITTLE_ENDIAN else token_ids.byteswap().tobytes()
 
 
 def chained_digests(parent: bytes, data: bytes, block_bytes: int) -> Iterator[bytes]:

@@ -4,9 +4,10 @@ from typing import Final
 
 import numpy as np
 
+from service.core.chain import Chain, ChainNames
 from service.core.eviction_queue import EvictionQueue
 from service.core.host_tier import HostTier
-from service.core.prefix_cache import Chain, PrefixCache
+from service.core.prefix_cache import PrefixCache
 from service.core.scheduler_config import SchedulerConfig
 from service.core.step_time import StepTimeModel
 from service.core.types import NULL_BLOCK, Int32Array, Int64Array
@@ -100,8 +101,9 @@ class BlockPool:
                 self.host.offload(evicted, self.cache.names(evicted))
             self.cache.forget(evicted)
             blocks = np.concatenate([blocks, evicted])
-        self._log.add(lambda: self.ref_counts.__setitem__(blocks, 0))
-        self.ref_counts[blocks] = 1
+        places = blocks.astype(np.int64)  # as an index several times faster than int32
+        self._log.add(lambda: self.ref_counts.__setitem__(places, 0))
+        self.ref_counts[places] = 1
         return blocks
 
     def restore(self, host_blocks: Int32Array, parent: int, digests: bytes) -> Int32Array:
@@ -112,7 +114,7 @@ class BlockPool:
         assert self.host is not None, "what was found in host memory is there"
         self.host.use(host_blocks)  # first, for `take` may copy other blocks out
         blocks = self.host.copy_in(host_blocks, self.take(len(host_blocks)))
-        replaced = self.cache.add([Chain(parent, blocks, digests, b"", b"")])
+        replaced = self.cache.add([Chain(parent, 0, blocks, ChainNames(digests))])
         assert not replaced, "a block is restored only when no other has its digest"
         return blocks
 
@@ -154,27 +156,25 @@ class BlockPool:
         self.cache.forget(spoilt)
         self._push_blank(spoilt)
 
-    def publish(self, chains: list[Chain]) -> bool:
+    def publish(self, chains: list[Chain]) -> None:
         """Cache chains of blocks that rows hold, with the parents of them.
 
-        A block whose digest is cached already is given up for the one that is, in the chain and by the row. Returns
-        True when there was any.
+        A block whose digest is cached already is given up for the one that is, in the chain and by the row.
         """
         replaced = self.cache.add(chains)
         if replaced:
             own, cached = np.array(replaced, np.int32).T
             self.hold(cached)
             self.release(own)
-        return bool(replaced)
 
     def _unheld_after(self, blocks: Int32Array) -> Int32Array:
         """Count down the references to `blocks`. Returns those without one, each where it comes first."""
-        is_alone = self.ref_counts[blocks].max() == 1
+        is_alone = np.count_nonzero(self.ref_counts[blocks] == 1) == len(blocks)
         np.subtract.at(self.ref_counts, blocks, _ONE)
         counts = self.ref_counts[blocks]
-        assert counts.min() >= 0, "a block was released more often than it was taken"
-        if is_alone:  # so each was named once
+        if is_alone and not np.count_nonzero(counts):  # so each was named once
             return blocks
+        assert counts.min() >= 0, "a block was released more often than it was taken"
         return self._distinct(blocks[counts == 0][::-1])[::-1]
 
     def _push_blank(self, blocks: Int32Array) -> None:

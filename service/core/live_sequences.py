@@ -5,8 +5,9 @@ from collections.abc import Collection
 import numpy as np
 
 from service.core.batch_state import BatchState
-from service.core.block_hash import tenant_root
+from service.core.block_hash import TOKEN_BYTES, tenant_root
 from service.core.block_pool import BlockPool
+from service.core.chain import ChainNames
 from service.core.forks import Forks
 from service.core.ordering import OrderingPolicy
 from service.core.prefixes import Prefixes
@@ -34,6 +35,7 @@ class LiveSequences:
         self._batch = batch
         self._pool = pool
         self._policy = policy
+        self._block_bytes = config.block_size * TOKEN_BYTES
 
     def counters(self) -> SchedulerCounters:
         """Sizes and totals."""
@@ -64,12 +66,12 @@ class LiveSequences:
 
     def enter(self, request: Request) -> None:
         """Queue a new sequence, or let it wait for the one that computes its prompt."""
+        root = request.cache_root or tenant_root("", request.tenant)
         sequence = Sequence(
             request,
             *self._policy.enter(request),
             request.prompt_token_ids,
-            root=request.cache_root or tenant_root("", request.tenant),
-            block_digests=request.block_digests,
+            ChainNames(request.block_digests, root, self._block_bytes),
         )
         self.by_id[request.seq_id] = sequence
         (self.forks if self._awaits_output(request.fork_of) else self.queue).push(sequence)

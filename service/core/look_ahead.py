@@ -62,7 +62,7 @@ class LookAhead:
         going_rows = landing.rows if num_rows == len(landing.rows) else landing.rows[continues]
         going = batch.as_slice(going_rows)
         is_full = batch.num_computed_tokens[going] + 1 == batch.num_blocks[going] * self._config.block_size
-        growing: Int32Array = going_rows[is_full]
+        growing = going_rows[is_full].astype(np.int64)
         if len(growing) > self._pool.num_free or self._planner.would_admit(step_id, num_rows, len(growing)):
             return None
         reservation = Reservation(batch, self._pool, queue, self._prefixes)

@@ -12,7 +12,7 @@ from service.core.plan import StepPlan
 from service.core.preemption import choose_victim
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
-from service.core.types import BoolArray, Int32Array
+from service.core.types import BoolArray, Int32Array, Int64Array
 from service.core.waiting_queue import WaitingQueue
 
 
@@ -82,13 +82,13 @@ class Planner:
         chunks = Chunks(block_size, self._budget.chunk_tokens(num_decode_rows, batch), num_free)
         return self._batching.would_admit(step_id, chunks, num_free - self._config.watermark_blocks)
 
-    def _growing_rows(self, reservation: Reservation) -> Int32Array:
+    def _growing_rows(self, reservation: Reservation) -> Int64Array:
         """The decode rows that need a block; others are preempted until there are as many."""
         batch = self._batch
         num_decode_rows = batch.num_decode_rows
         held_tokens = batch.num_blocks[:num_decode_rows] * self._config.block_size
         is_full = batch.num_computed_tokens[:num_decode_rows] == held_tokens
-        rows: Int32Array = batch.first_rows(num_decode_rows)[is_full]
+        rows: Int64Array = is_full.nonzero()[0]
         while (num_missing := len(rows) - self._pool.num_free) > 0:
             may_lose = reservation.is_kept(batch.num_rows)
             victim = choose_victim(batch, self._pool, self._policy, may_lose, num_missing)
@@ -138,14 +138,16 @@ class Planner:
         samples = batch.num_computed_tokens[rows] + counts == batch.num_tokens[rows]
         # A prompt of one token is a decode row to the executor.
         is_single = samples & (counts == 1)
-        order = np.argsort(~is_single, kind="stable")
-        num_scheduled = np.concatenate([self._ones[:num_decode_rows], counts[order]])
+        num_single = int(np.count_nonzero(is_single))
+        if num_single:
+            order = np.argsort(~is_single, kind="stable")
+            rows, counts, samples = rows[order], counts[order], samples[order]
         return StepPlan(
             step_id,
-            np.concatenate([decode_rows, rows[order]]),
-            num_scheduled,
-            np.concatenate([self._trues[:num_decode_rows], samples[order]]),
-            num_decode_rows + int(np.count_nonzero(is_single)),
-            int(num_scheduled.sum()),
+            np.concatenate([decode_rows, rows]),
+            np.concatenate([self._ones[:num_decode_rows], counts]),
+            np.concatenate([self._trues[:num_decode_rows], samples]),
+            num_decode_rows + num_single,
+            num_decode_rows + sum(chunks.num_tokens),
             *copies,
         )

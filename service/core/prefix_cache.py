@@ -1,14 +1,13 @@
 """Which full block holds the keys and values of which prefix."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from service.core.block_hash import DIGEST_BYTES, chained_digests, split_digests
+from service.core.block_hash import DIGEST_BYTES
+from service.core.chain import Chain, ChainNames
 from service.core.types import NULL_BLOCK, BoolArray, Int32Array, Int64Array
 from service.core.undo_log import Undo, UndoLog
 
@@ -18,28 +17,6 @@ _NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
 _NO_DIGEST: Final = b""
 
 
-@dataclass(slots=True)
-class Chain:
-    """Full, computed blocks that follow each other, and their digests or what these are computed from."""
-
-    parent: int  # the cached block before them, or the null block
-    blocks: Int32Array  # [num_blocks], at least one
-    digests: bytes  # of each, DIGEST_BYTES; or none, then
-    tokens: bytes  # are the blocks' `token_bytes`
-    root: bytes  # stands for the null block's digest
-    num_named: int = 0  # of the blocks, the first ones that the cache has given digests
-
-    def names(self, parent_digest: bytes) -> Iterator[bytes]:
-        """The digests of the blocks without one, computed as they are asked for unless they are known.
-
-        `parent_digest` is that of the block before.
-        """
-        if self.digests:
-            return split_digests(self.digests[self.num_named * DIGEST_BYTES :])
-        block_bytes = len(self.tokens) // len(self.blocks)
-        return chained_digests(parent_digest or self.root, self.tokens[self.num_named * block_bytes :], block_bytes)
-
-
 class PrefixCache:
     """Digest -> block, for blocks that are full and computed. Part of the BlockPool, which says what is evicted.
 
@@ -47,6 +24,7 @@ class PrefixCache:
     are never asked for, and to hash and name them costs more than all else in the life of a sequence. So a chain
     behind a leaf hangs there as its tail, without names; its blocks get them when one is looked up, or another added,
     behind that leaf. Only a chain behind a block that has children gets its first block named, which is a leaf then.
+    What the sequence computes later makes its tail longer.
     """
 
     def __init__(self, num_blocks: int, log: UndoLog) -> None:
@@ -58,7 +36,8 @@ class PrefixCache:
         self._has_child[NULL_BLOCK] = True
         self._blocks: dict[bytes, int] = {}  # by digest
         self._digests: ObjectArray = np.full(num_blocks, _NO_DIGEST, np.object_)  # [num_blocks] bytes
-        self._tails: ObjectArray = np.full(num_blocks, None, np.object_)  # [num_blocks] the chain that hangs there
+        self._tails: ObjectArray = np.full(num_blocks, None, np.object_)  # [num_blocks] the names of what hangs there
+        self._next: Int32Array = np.full(num_blocks, NULL_BLOCK, np.int32)  # [num_blocks] of those in or before a tail
         self._is_key: BoolArray = np.zeros(num_blocks, np.bool_)  # [num_blocks] false: without digest and tail
         self._log = log
 
@@ -79,31 +58,43 @@ class PrefixCache:
     def add(self, chains: list[Chain]) -> list[tuple[int, int]]:
         """Cache the blocks of chains.
 
-        A block whose digest is cached already is not: its place in the chain takes the one that is. Returns (block,
-        the one that took its place) of each.
+        A block whose digest is cached already is not: the one that is takes its place in `Chain.blocks`. Returns
+        (block, the one that took its place) of each.
         """
         new: list[Chain] = []
         known: list[Chain] = []
+        grown: list[Chain] = []
         named: dict[bytes, int] = {}
-        tails: dict[int, Chain] = {}
-        for chain in chains:
-            leaf = chain.parent
-            if self._has_child[leaf]:
-                parent_digest = self._digest_of(leaf) if leaf != NULL_BLOCK else _NO_DIGEST
-                digest = chain.digests[:DIGEST_BYTES] or next(chain.names(parent_digest))
+        tails: dict[int, ChainNames] = {}
+        leaves: set[int] = set()
+        has_child = self._has_child[[chain.parent for chain in chains]].tolist()
+        for chain, is_branch in zip(chains, has_child, strict=True):
+            parent, num_before, blocks, names = chain
+            if is_branch:
+                digest = names.digests[:DIGEST_BYTES] if parent == NULL_BLOCK else b""
+                digest = digest or self._first_digest(chain)
                 if digest in self._blocks or digest in named:
                     known.append(chain)
                     continue
-                named[digest] = leaf = int(chain.blocks[0])
-                chain.num_named = 1
-            elif leaf in tails:
+                named[digest] = block = blocks.item(0)
+                if len(blocks) > 1:
+                    tails[block] = names
+                    self._save_place(names)
+                    names.head, names.num_named = block, num_before + 1
+            elif parent in leaves:
                 known.append(chain)
                 continue
+            else:
+                leaves.add(parent)
+                grown.append(chain)
             new.append(chain)
-            if chain.num_named < len(chain.blocks):
-                tails[leaf] = chain
+        for parent, num_before, _, names in grown:  # now, for a tail may have been named meanwhile
+            if self._tails[names.head] is not names:
+                tails[parent] = names
+                self._save_place(names)
+                names.head, names.num_named = parent, num_before
         if new:
-            self._insert([chain.parent for chain in new], [chain.blocks for chain in new], named, tails)
+            self._insert(new, named, tails)
         return [pair for chain in known for pair in self._walk(chain)]
 
     def forget(self, blocks: Int32Array) -> None:
@@ -120,47 +111,66 @@ class PrefixCache:
             (block, self._digests[block], int(self.parents[block])) for block in np.flatnonzero(self.is_cached).tolist()
         )
 
+    def _first_digest(self, chain: Chain) -> bytes:
+        """The digest of a chain's first block, whose parent has children: they have theirs then, too."""
+        parent_digest = self._digest_of(chain.parent) if chain.parent != NULL_BLOCK else _NO_DIGEST
+        start = chain.num_before * DIGEST_BYTES
+        return chain.names.digests[start : start + DIGEST_BYTES] or next(
+            chain.names.after(chain.num_before, parent_digest)
+        )
+
     def _walk(self, chain: Chain) -> list[tuple[int, int]]:
         """Add one chain block by block, as far as its parents have children."""
-        parent, replaced = chain.parent, []
-        names = chain.names(self._digest_of(parent))
-        for index, block in enumerate(chain.blocks.tolist()):
+        parent, num_before, blocks, names = chain
+        replaced: list[tuple[int, int]] = []
+        digests = names.after(num_before, self._digest_of(parent))
+        for index, block in enumerate(blocks.tolist()):
             if not self._has_child[parent]:
-                chain.num_named = index
-                self._insert([parent], [chain.blocks[index:]], {}, {parent: chain})
+                self._save_place(names)
+                names.head, names.num_named = parent, num_before + index
+                self._insert([Chain(parent, num_before + index, blocks[index:], names)], {}, {parent: names})
                 break
             self._name_tail(parent)
-            digest = next(names)
+            digest = next(digests)
             cached = self._blocks.get(digest)
             if cached is None:
-                self._insert([parent], [chain.blocks[index : index + 1]], {digest: block}, {})
+                one = Chain(parent, num_before + index, blocks[index : index + 1], names)
+                self._insert([one], {digest: block}, {})
             else:
-                chain.blocks[index] = cached
+                blocks[index] = cached
                 replaced.append((block, cached))
-            parent = int(chain.blocks[index])
+            parent = blocks.item(index)
         return replaced
 
-    def _insert(
-        self, heads: list[int], chains: list[Int32Array], named: dict[bytes, int], tails: dict[int, Chain]
-    ) -> None:
-        """Take in chains of new blocks, each behind its head. Those in `named` get digests, others are in `tails`."""
-        blocks = np.concatenate(chains).astype(np.int64)  # as an index several times faster than int32
+    def _insert(self, chains: list[Chain], named: dict[bytes, int], tails: dict[int, ChainNames]) -> None:
+        """Take in chains of new blocks. Those in `named` get digests, others are, or will be, in `tails`."""
+        parts = [chain.blocks for chain in chains]
+        blocks = np.concatenate(parts).astype(np.int64)  # as an index several times faster than int32
         parents = np.empty_like(blocks)
         parents[1:] = blocks[:-1]
-        parents[[0, *accumulate(map(len, chains[:-1]))]] = heads
+        parents[[0, *accumulate(map(len, parts[:-1]))]] = [chain.parent for chain in chains]
         self._log.save(self.parents, blocks)
         self._log.save(self._has_child, blocks)
         self._log.save(self._has_child, parents)
+        self._log.save(self._next, parents)
         self.parents[blocks] = parents
         self.is_cached[blocks] = True
         self._has_child[blocks] = False
         self._has_child[parents] = True
+        self._next[parents] = blocks
         self._log.add(lambda: self._remove(blocks))
         self._name(list(named.values()), list(named))
-        leaves = list(tails)
-        self._tails[leaves] = list(tails.values())
-        self._is_key[leaves] = True
-        self._log.add(lambda: self._tails.__setitem__(leaves, None))
+        if tails:
+            heads = list(tails)
+            self._tails[heads] = list(tails.values())
+            self._is_key[heads] = True
+            self._log.add(lambda: self._tails.__setitem__(heads, None))
+
+    def _save_place(self, names: ChainNames) -> None:
+        """Keep where they hang, which is about to change."""
+        if self._log.is_open:
+            old = names.head, names.num_named
+            self._log.add(lambda: names.restore_place(*old))
 
     def _digest_of(self, block: int) -> bytes:
         """The digest of a cached block, which may be in a tail yet. Its children have theirs then, too.
@@ -175,28 +185,34 @@ class PrefixCache:
         digest: bytes = self._digests[block]
         return digest
 
-    def _name_tail(self, block: int) -> None:
-        """Give the tail of `block` digests, as far as it has not been evicted."""
-        tail: Chain | None = self._tails[block]
-        if tail is None:
+    def _name_tail(self, head: int) -> None:
+        """Give the tail of `head` digests, as far as it has not been evicted."""
+        names: ChainNames | None = self._tails[head]
+        if names is None:
             return
-        self._log.save(self._tails, np.array([block]))
-        self._tails[block] = None
-        blocks = tail.blocks[tail.num_named :]
-        # An evicted block can have been cached again, but never behind the same parent: that names the tail before.
-        is_lost = ~self.is_cached[blocks] | (self.parents[blocks] != np.concatenate([[block], blocks[:-1]]))
-        left = blocks[: int(np.argmax(np.append(is_lost, True)))]
-        self._name(left.tolist(), list(islice(tail.names(self._digests[block]), len(left))))
-        self._log.add(lambda: self._unname(left))
+        self._log.save(self._tails, np.array([head]))
+        self._tails[head] = None
+        left: list[int] = []
+        block = head
+        while self._tails[block] is None:  # or another's tail begins
+            child = self._next.item(block)
+            # An evicted block can have been cached again, but never behind the same parent: that names the tail before.
+            if not self.is_cached[child] or self.parents[child] != block:
+                break
+            left.append(child)
+            block = child
+        digests = list(islice(names.after(names.num_named, self._digests[head]), len(left)))
+        self._name(left, digests)
+        self._log.add(lambda: self._unname(left, digests))
 
     def _name(self, blocks: list[int], digests: list[bytes]) -> None:
         self._blocks.update(zip(digests, blocks, strict=True))
         self._digests[blocks] = digests
         self._is_key[blocks] = True
 
-    def _unname(self, blocks: Int32Array | Int64Array) -> None:
-        """Take the digests from those of `blocks` that have one."""
-        for digest in filter(None, self._digests[blocks].tolist()):
+    def _unname(self, blocks: list[int] | Int64Array, digests: list[bytes]) -> None:
+        """Take their `digests` from those of `blocks` that have one."""
+        for digest in filter(None, digests):
             del self._blocks[digest]
         self._digests[blocks] = _NO_DIGEST
 
@@ -207,7 +223,7 @@ class PrefixCache:
         digests, tails = self._digests[keys], self._tails[keys]
         self.is_cached[blocks] = False
         self._is_key[keys] = False
-        self._unname(keys)
+        self._unname(keys, digests.tolist())
         self._tails[keys] = None
 
         def undo() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from service.core.batch_state import BatchState, Rows
 from service.core.block_hash import DIGEST_BYTES, extend_digests, token_bytes
 from service.core.block_pool import BlockPool
-from service.core.prefix_cache import Chain
+from service.core.chain import Chain
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import NULL_BLOCK, Int32Array
@@ -61,14 +61,14 @@ class Prefixes:
         num_blocks = -(-num_tokens // self._block_size)
         if not self._is_on:
             return PrefixHit(_NO_BLOCKS, 0, 0, num_blocks, 0)
-        if len(sequence.block_digests) < num_tokens // self._block_size * DIGEST_BYTES:
-            digests = extend_digests(sequence.block_digests, sequence.root, sequence.token_ids, self._block_size)
-            sequence.block_digests = digests
+        names = sequence.names
+        if len(names.digests) < num_tokens // self._block_size * DIGEST_BYTES:
+            names.digests = extend_digests(names.digests, names.root, sequence.token_ids, self._block_size)
         max_blocks = (num_tokens - 1) // self._block_size
-        blocks, host_blocks = self._pool.cache.match(sequence.block_digests, max_blocks), _NO_BLOCKS
+        blocks, host_blocks = self._pool.cache.match(names.digests, max_blocks), _NO_BLOCKS
         num_hit = len(blocks)
         if self._pool.host is not None and num_hit < max_blocks:
-            host_blocks = self._pool.host.find(sequence.block_digests, num_hit, max_blocks)
+            host_blocks = self._pool.host.find(names.digests, num_hit, max_blocks)
             num_hit += len(host_blocks)
         if not num_hit:
             return PrefixHit(_NO_BLOCKS, 0, 0, num_blocks, 0)
@@ -133,24 +133,19 @@ class Prefixes:
             return
         if num_new < len(rows):
             rows, starts, ends = rows[is_new], starts[is_new], ends[is_new]
-        spans = list(zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True))
-        chains = self._chains(rows, starts, spans)
-        if self._pool.publish(chains):
-            for (row, start, end), chain in zip(spans, chains, strict=True):
-                batch.block_table[row, start:end] = chain.blocks
+        self._pool.publish(self._chains(rows, starts, ends))
         batch.num_published_blocks[rows] = ends
 
-    def _chains(self, rows: Int32Array, starts: Int32Array, spans: list[tuple[int, int, int]]) -> list[Chain]:
-        """The chain of each of `rows`, which `spans` name with their first new blocks, the `starts`, and their ends."""
-        batch, block_size = self._batch, self._block_size
-        parents = np.where(starts > 0, batch.block_table[rows, starts - 1], NULL_BLOCK).tolist()
-        seq_ids = batch.seq_ids[rows].tolist()
+    def _chains(self, rows: Int32Array, starts: Int32Array, ends: Int32Array) -> list[Chain]:
+        """The chain of each of `rows`, from block `starts` to before block `ends`."""
+        block_table, token_ids, block_size = self._batch.block_table, self._batch.token_ids, self._block_size
+        parents = np.where(starts > 0, block_table[rows, starts - 1], NULL_BLOCK)
+        columns = (rows, self._batch.seq_ids[rows], parents, starts, ends)
         chains = []
-        for (row, start, end), seq_id, parent in zip(spans, seq_ids, parents, strict=True):
-            sequence, tokens = self._sequences[seq_id], b""
-            digests = sequence.block_digests[start * DIGEST_BYTES : end * DIGEST_BYTES]
-            if len(digests) < (end - start) * DIGEST_BYTES:
-                digests, tokens = b"", token_bytes(batch.token_ids[row, start * block_size : end * block_size])
-            blocks = batch.block_table[row, start:end].copy()
-            chains.append(Chain(parent, blocks, digests, tokens, sequence.root))
+        for row, seq_id, parent, start, end in zip(*(column.tolist() for column in columns), strict=True):
+            names = self._sequences[seq_id].names
+            num_known = len(names.digests) // DIGEST_BYTES
+            if end > num_known:
+                names.tokens = token_bytes(token_ids[row, num_known * block_size : end * block_size])
+            chains.append(Chain(parent, start, block_table[row, start:end], names))
         return chains

@@ -10,15 +10,15 @@ from service.core.block_pool import BlockPool
 from service.core.plan import NO_COPIES, NO_ROWS
 from service.core.prefixes import Prefixes, PrefixHit
 from service.core.sequence import Sequence, SequenceStatus
-from service.core.types import NULL_BLOCK, BoolArray, Int32Array
+from service.core.types import NULL_BLOCK, BoolArray, Int32Array, Int64Array
 from service.core.waiting_queue import WaitingQueue
 
 
 class _Growth(NamedTuple):
     """New blocks were written to `block_table[rows[i], columns[i]]`."""
 
-    rows: Int32Array
-    columns: Int32Array
+    rows: Int64Array
+    columns: Int64Array
 
 
 class _Preemption(NamedTuple):
@@ -94,29 +94,28 @@ class Reservation:
         kept[[row for row in self.preempted_rows if row < num_rows]] = False
         return kept
 
-    def grow_each(self, rows: Int32Array) -> None:
+    def grow_each(self, rows: Int64Array) -> None:
         """Give every one of `rows` (all different) one more block. There must be as many."""
         if not len(rows):
             return
         columns = self._batch.num_blocks[rows]
-        self._grow(rows, columns, self._pool.take(len(rows)))
-        self._batch.num_blocks[rows] += 1
+        self._grow(rows, columns.astype(np.int64), self._pool.take(len(rows)))
+        self._batch.num_blocks[rows] = columns + 1
 
-    def grow(self, single_rows: Int32Array, row_list: list[int], counts: list[int]) -> None:
+    def grow(self, single_rows: Int64Array, row_list: list[int], counts: list[int]) -> None:
         """Give each of `single_rows` one more block, then each of the other rows as many as `counts` says.
 
         All rows are different. There must be as many blocks.
         """
-        num_single = len(single_rows)
-        rows, num_new = np.array(row_list, np.int32), np.array(counts, np.int32)
-        taken_rows = np.concatenate([single_rows, np.repeat(rows, num_new)])
-        columns = self._batch.num_blocks[taken_rows]
+        num_blocks = self._batch.num_blocks
+        rows, num_new = np.array(row_list), np.array(counts)
+        single_columns, first_columns, ends = num_blocks[single_rows], num_blocks[rows], num_new.cumsum()
         # Entry i of a row that takes several goes behind the row's last block, i columns on.
-        numbers = np.arange(len(taken_rows) - num_single) - np.repeat(np.cumsum(num_new) - num_new, num_new)
-        columns[num_single:] += numbers.astype(np.int32)
-        self._grow(taken_rows, columns, self._pool.take(len(taken_rows)))
-        self._batch.num_blocks[single_rows] += 1
-        self._batch.num_blocks[rows] += num_new
+        columns = np.arange(ends[-1]) + (first_columns - ends + num_new).repeat(num_new)
+        taken_rows = np.concatenate([single_rows, rows.repeat(num_new)])
+        self._grow(taken_rows, np.concatenate([single_columns, columns]), self._pool.take(len(taken_rows)))
+        num_blocks[single_rows] = single_columns + 1
+        num_blocks[rows] = first_columns + num_new
 
     def preempt(self, row: int) -> None:
         """Take all blocks from a row; the full ones stay cached while nobody needs them."""
@@ -217,13 +216,13 @@ class Reservation:
     def _restore(self, sequence: Sequence, hit: PrefixHit) -> Int32Array:
         """New blocks for what of a prefix is in host memory."""
         start, end = len(hit.blocks), len(hit.blocks) + len(hit.host_blocks)
-        digests = sequence.block_digests[start * DIGEST_BYTES : end * DIGEST_BYTES]
+        digests = sequence.names.digests[start * DIGEST_BYTES : end * DIGEST_BYTES]
         parent = int(hit.blocks[-1]) if start else NULL_BLOCK
         blocks = self._pool.restore(hit.host_blocks, parent, digests)
         self._taken.append(blocks)
         return blocks
 
-    def _grow(self, rows: Int32Array, columns: Int32Array, blocks: Int32Array) -> None:
+    def _grow(self, rows: Int64Array, columns: Int64Array, blocks: Int32Array) -> None:
         self._batch.block_table[rows, columns] = blocks
         self._changes.append(_Growth(rows, columns))
         self._taken.append(blocks)

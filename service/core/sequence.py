@@ -1,9 +1,10 @@
 """One request on its way through the scheduler."""
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from service.core.types import Int32Array, Request
+from service.core.chain import ChainNames
+from service.core.types import NULL_BLOCK, Int32Array, Request
 
 
 class SequenceStatus(enum.Enum):
@@ -26,12 +27,11 @@ class Sequence:
     rank: int  # place in the order of the policy; of two sequences the lower goes first
     tenant_slot: int  # the policy's number of the tenant
     token_ids: Int32Array  # [num_tokens]
+    names: ChainNames  # of its full blocks; digests are added when needed
     status: SequenceStatus = SequenceStatus.WAITING
     num_preemptions: int = 0
     num_skips: int = 0  # admissions that passed it since it came to the queue
     num_computed_tokens: int = 0  # when it was last preempted
-    root: bytes = b""  # what its chain of digests starts from
-    block_digests: bytes = b""  # of its first full blocks; more are added when needed
 
     seq_id: int = field(init=False)  # the request's
     num_tokens: int = field(init=False)  # to compute when it is admitted from the queue
@@ -47,4 +47,5 @@ class Sequence:
         self.num_tokens = len(token_ids)
         self.status = SequenceStatus.PREEMPTED
         self.num_preemptions += 1
+        self.names = replace(self.names, tokens=b"", head=NULL_BLOCK)  # the cache keeps the others
         self.num_computed_tokens = num_computed_tokens

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.block_pool import BlockPool, OutOfBlocksError
-from service.core.prefix_cache import Chain
+from service.core.chain import Chain, ChainNames
 from service.core.types import NULL_BLOCK
 
 
@@ -37,7 +37,7 @@ def chain(name: str, start: int = 0) -> bytes:
 
 def publish(pool: BlockPool, own: np.ndarray, digests: bytes, parent: int = NULL_BLOCK) -> np.ndarray:
     """Publish a row's blocks. Returns those that the row holds now."""
-    published = Chain(parent, own.copy(), digests, b"", b"")
+    published = Chain(parent, 0, own.copy(), ChainNames(digests, b"", 4))
     pool.publish([published])
     return published.blocks
 
@@ -159,6 +159,31 @@ def test_a_block_that_another_has_published_already_is_given_up_for_that():
     assert pool.cache.entries() == ((1, digest("a"), 0), (2, digest("ab"), 1), (5, b"", 2))
     assert pool.cache.match(chain("abcd"), 4).tolist() == [1, 2, 5]
     assert pool.cache.entries() == ((1, digest("a"), 0), (2, digest("ab"), 1), (5, digest("abc"), 2))
+
+
+def test_what_a_sequence_publishes_later_is_found_behind_what_it_has_published_before():
+    pool = BlockPool(8)
+    own, names = pool.take(4), ChainNames(chain("abcd"), b"", 4)
+    pool.publish([Chain(NULL_BLOCK, 0, own[:2], names)])
+    other = publish(pool, pool.take(1), digest("abx"), parent=2)
+    pool.publish([Chain(2, 2, own[2:], names)])
+    pool.publish([Chain(5, 3, pool.take(1), ChainNames(chain("abxy"), b"", 4))])
+    assert pool.cache.match(chain("abcd"), 4).tolist() == own.tolist() == [1, 2, 3, 4]
+    assert pool.cache.match(chain("abxyz"), 5).tolist() == [1, 2, *other.tolist(), 6]
+
+
+def test_a_tail_that_has_grown_is_taken_back_as_far_as_it_was():
+    pool = BlockPool(8)
+    own, names = pool.take(4), ChainNames(chain("abcd"), b"", 4)
+    pool.publish([Chain(NULL_BLOCK, 0, own[:2], names)])
+    before = state(pool)
+    pool.begin()
+    pool.publish([Chain(2, 2, own[2:], names)])
+    assert pool.cache.entries() == ((1, digest("a"), 0), (2, b"", 1), (3, b"", 2), (4, b"", 3))
+    pool.roll_back()
+    assert state(pool) == before
+    pool.publish([Chain(2, 2, own[2:3], names)])
+    assert pool.cache.match(chain("abcd"), 4).tolist() == [1, 2, 3]
 
 
 def test_a_held_block_is_never_evicted():

@@ -105,7 +105,7 @@ def test_the_least_recently_used_goes_first_and_a_child_before_its_parent():
         sequence = scheduler._live.by_id[100 + ord(name)]
         scheduler._prefixes.find(sequence)
         for number in range(3):
-            digests[sequence.block_digests[16 * number : 16 * number + 16]] = (name, number)
+            digests[sequence.names.digests[16 * number : 16 * number + 16]] = (name, number)
     found = [digests[snapshot.host_digests[block]] for block in snapshot.host_queue]
     places = {entry: place for place, entry in enumerate(found)}
     assert len(found) == 4
