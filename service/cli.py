@@ -19,6 +19,7 @@ COMMANDS = {
     "health": "ask a server whether it serves",
     "bench": "measure steps, the scheduler, a server or an offline run",
     "simulate": "run the real scheduler on a virtual clock, and report",
+    "chart": "draw one metric of simulated or measured runs, for a Markdown file",
     "version": "print the version",
 }
 DESCRIPTION = """Serves language models: continuous batching over ONNX Runtime, streamed over gRPC.

@@ -1,0 +1,73 @@
+"""Runs of a report as one chart in Mermaid's text, which many viewers of Markdown draw."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from service.errors import ConfigError
+
+_NOT_DRAWN: Final = ("mean", "std")  # of a latency's summary: they have no place among its percentiles
+
+
+@dataclass(frozen=True, slots=True)
+class RunValue:
+    """What one metric was in one run."""
+
+    name: str  # of the setting that is compared
+    rate: float | None  # requests per second that were offered; None: all at once
+    value: float | Mapping[str, float]
+
+
+def metric_of(run: Mapping[str, object], path: str) -> float | Mapping[str, float]:
+    """The number, or the numbers by name, that `path`, names with dots between, leads to. Raises ConfigError."""
+    found: object = run
+    for name in path.split("."):
+        if not isinstance(found, Mapping) or name not in found:
+            names = ", ".join(found) if isinstance(found, Mapping) else "nothing"
+            raise ConfigError(f"a run has no {path}: at {name} there is {names}")
+        found = found[name]
+    if isinstance(found, int | float):
+        return found
+    if isinstance(found, Mapping) and all(isinstance(value, int | float) for value in found.values()):
+        return {name: value for name, value in found.items() if name not in _NOT_DRAWN}
+    raise ConfigError(f"{path} is neither a number nor numbers by name")
+
+
+def xy_chart(title: str, y_label: str, values: Sequence[RunValue]) -> str:
+    """A line for each setting over the offered rates; of settings that have one rate only, a bar for each.
+
+    A metric of several numbers has their names on the x axis. Mermaid draws no legend: the title names the lines, in
+    the order of their colours. Raises ConfigError when there is nothing, or not the same for each setting.
+    """
+    names = list(dict.fromkeys(value.name for value in values))
+    lines = {name: _line([value for value in values if value.name == name]) for name in names}
+    columns = [list(line) for line in lines.values()]
+    if not columns or any(column != columns[0] for column in columns):
+        raise ConfigError("a chart needs runs of the same rates, or names, for every setting")
+    if len(columns[0]) == 1 and len(names) > 1:
+        return _block(title, y_label, names, [[value for line in lines.values() for value in line.values()]], "bar")
+    title = f"{title}: {', '.join(names)}" if len(names) > 1 else title
+    return _block(title, y_label, columns[0], [list(line.values()) for line in lines.values()], "line")
+
+
+def _line(values: Sequence[RunValue]) -> dict[str, float]:
+    """The places of one setting's line on the x axis, and its values there."""
+    line: dict[str, float] = {}
+    for run in values:
+        rate = "all at once" if run.rate is None else f"{run.rate:g}/s"
+        if isinstance(run.value, Mapping):
+            line |= {name if len(values) == 1 else f"{name} at {rate}": value for name, value in run.value.items()}
+        else:
+            line[rate] = run.value
+    return line
+
+
+def _block(title: str, y_label: str, columns: Sequence[str], rows: Sequence[Sequence[float]], kind: str) -> str:
+    texts = [f'    title "{title}"', f"    x-axis [{', '.join(_quoted(columns))}]"]
+    texts.append(f'    y-axis "{y_label}" 0 --> {max(max(row) for row in rows):.4g}')
+    texts += [f"    {kind} [{', '.join(f'{value:.4g}' for value in row)}]" for row in rows]
+    return "\n".join(["```mermaid", "xychart-beta", *texts, "```"]) + "\n"
+
+
+def _quoted(names: Sequence[str]) -> list[str]:
+    return ['"' + name.replace('"', "'") + '"' for name in names]
