@@ -15,6 +15,8 @@ from chairlift.inference.v1 import inference_pb2_grpc as pb_grpc
 from service.bench.timeline import UNFINISHED, RequestTimeline
 from service.sim.arrivals import Arrivals
 
+Metadata = tuple[tuple[str, str], ...]
+
 NUM_CHANNELS: Final = 4
 """Connections that the calls take turns on, so that no limit of streams per connection holds one back."""
 
@@ -47,10 +49,13 @@ async def run_load(
     requests: Sequence[pb.GenerateRequest],
     times_s: Sequence[float],
     *,
+    metadata: Sequence[Metadata] = (),
     max_seconds: float,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> LoadResult:
     """Send `requests[i]` to `target` when `times_s[i]` (ascending) is due, and wait until all have ended.
+
+    Each goes with `metadata[i]`, if there is any.
 
     After `max_seconds` no more are sent, and those that run are cancelled and count as unfinished. `on_progress` is
     told now and then how many have ended and how many run.
@@ -60,7 +65,7 @@ async def run_load(
         client = _Client([pb_grpc.InferenceServiceStub(channel) for channel in channels])
         reporting = asyncio.create_task(_report(client, on_progress)) if on_progress is not None else None
         try:
-            await client.run(requests, times_s, max_seconds)
+            await client.run(requests, times_s, metadata or [()] * len(requests), max_seconds)
         finally:
             if reporting is not None:
                 reporting.cancel()
@@ -79,32 +84,41 @@ class _Client:
         self.num_ended = 0
         self._stubs = stubs
 
-    async def run(self, requests: Sequence[pb.GenerateRequest], times_s: Sequence[float], max_seconds: float) -> None:
+    async def run(
+        self,
+        requests: Sequence[pb.GenerateRequest],
+        times_s: Sequence[float],
+        metadata: Sequence[Metadata],
+        max_seconds: float,
+    ) -> None:
         """Send all, wait for all; cancel what runs after `max_seconds`."""
         try:
             async with asyncio.timeout(max_seconds), asyncio.TaskGroup() as calls:
                 begin_s = time.monotonic()
-                for number, (request, due_s) in enumerate(zip(requests, times_s, strict=True)):
+                for number, (request, due_s, pairs) in enumerate(zip(requests, times_s, metadata, strict=True)):
                     # Even before a request that is overdue the loop reads the streams that are open.
                     await asyncio.sleep(max(begin_s + due_s - time.monotonic(), 0.0))
                     stub = self._stubs[number % len(self._stubs)]
-                    calls.create_task(self._call(stub, request, begin_s + due_s))
+                    calls.create_task(self._call(stub, request, pairs, begin_s + due_s))
         except TimeoutError:
             pass  # what was to be measured has been
 
-    async def _call(self, stub: pb_grpc.InferenceServiceStub, request: pb.GenerateRequest, due_s: float) -> None:
+    async def _call(
+        self, stub: pb_grpc.InferenceServiceStub, request: pb.GenerateRequest, metadata: Metadata, due_s: float
+    ) -> None:
         timeline = RequestTimeline(time.monotonic())
         self.max_start_lag_s = max(self.max_start_lag_s, timeline.start_s - due_s)
         self.timelines.append(timeline)
         try:
-            async for response in stub.Generate(request):
+            async for response in stub.Generate(request, metadata=metadata):
                 event = response.WhichOneof("event")
                 if event == "chunk" and response.chunk.token_ids:
                     timeline.chunk_times_s.append(time.monotonic())
                     timeline.chunk_tokens.append(len(response.chunk.token_ids))
                 elif event == "complete":
-                    timeline.prompt_tokens = response.complete.usage.prompt_tokens
-                    timeline.output_tokens = response.complete.usage.completion_tokens
+                    usage = response.complete.usage
+                    timeline.prompt_tokens, timeline.output_tokens = usage.prompt_tokens, usage.completion_tokens
+                    timeline.cached_prompt_tokens = usage.cached_prompt_tokens
         except grpc.aio.AioRpcError as error:
             timeline.error, timeline.details = error.code().name, error.details() or ""
         except asyncio.CancelledError:

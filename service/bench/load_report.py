@@ -61,7 +61,8 @@ def _text(report: LoadReport, limits: LatencyLimits) -> str:
         f"{run_label(report)}: {requests['completed']} of {requests['sent']} completed, {requests['failed']} failed, "
         f"{requests['unfinished']} unfinished in {report.duration_s:.2f} s{errors}",
         f"  {throughput['requests_per_s']:.2f} requests/s, {throughput['output_tokens_per_s']:.1f} output tokens/s, "
-        f"{throughput['total_tokens_per_s']:.1f} tokens/s in all",
+        f"{throughput['total_tokens_per_s']:.1f} tokens/s in all; "
+        f"{report.tokens['cached_prompt']} of {report.tokens['prompt']} prompt tokens were cached",
         f"  {good if limits.are_set else ''}peak: {peak['concurrency']:.0f} in flight, "
         f"{peak['output_tokens_per_s']:.0f} output tokens/s; client's lag at most {report.max_start_lag_ms:.1f} ms",
         f"  {'ms':6}" + "".join(f"{name:>10}" for name in next(iter(report.latency_ms.values()))),
@@ -73,7 +74,16 @@ def _text(report: LoadReport, limits: LatencyLimits) -> str:
 
 def _runs_table(reports: Sequence[LoadReport], limits: LatencyLimits) -> str:
     header = ["rate", "sent", "completed", "failed", "unfinished", "requests/s", "output tokens/s", "tokens/s"]
-    header += ["peak in flight", "TTFT p50 (ms)", "p99", "TPOT p50 (ms)", "p99", "ITL p99 (ms)", "E2EL p99 (ms)"]
+    header += [
+        "prompt tokens cached",
+        "peak in flight",
+        "TTFT p50 (ms)",
+        "p99",
+        "TPOT p50 (ms)",
+        "p99",
+        "ITL p99 (ms)",
+        "E2EL p99 (ms)",
+    ]
     rows: list[list[object]] = []
     for report in reports:
         ttft, tpot, itl, e2el = (report.latency_ms[key] for key in ("ttft", "tpot", "itl", "e2el"))
@@ -82,6 +92,7 @@ def _runs_table(reports: Sequence[LoadReport], limits: LatencyLimits) -> str:
                 f"{report.rate:g}",
                 *(report.requests[key] for key in ("sent", "completed", "failed", "unfinished")),
                 *report.throughput.values(),
+                f"{report.tokens['cached_prompt'] / max(report.tokens['prompt'], 1):.1%}",
                 report.peak["concurrency"],
                 *(ttft["median"], ttft["p99"], tpot["median"], tpot["p99"], itl["p99"], e2el["p99"]),
             ]

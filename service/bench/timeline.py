@@ -27,6 +27,7 @@ class RequestTimeline:
     chunk_times_s: list[float] = field(default_factory=list)  # of every chunk that brought tokens
     chunk_tokens: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0  # of them, found in the server's prefix cache
     output_tokens: int = 0  # from the server's usage
     end_s: float = 0.0  # when the call ended, however it did
     error: str = ""  # status code of a request that failed, UNFINISHED, or nothing
@@ -62,7 +63,7 @@ class LoadReport:
     duration_s: float  # from the first call to the last one's end
     requests: dict[str, int]  # sent, completed, failed, unfinished, good
     errors: dict[str, int]  # status code -> requests
-    tokens: dict[str, int]  # prompt and output, of completed requests
+    tokens: dict[str, int]  # prompt, cached_prompt (of them) and output, of completed requests
     throughput: dict[str, float]  # requests, output tokens and all tokens per second
     goodput: dict[str, float]  # good requests per second, and their share of all that were sent
     peak: dict[str, float]  # concurrency; output tokens, and chunks, in the best whole second
@@ -80,6 +81,7 @@ def load_report(
     begin_s = min((timeline.start_s for timeline in timelines), default=0.0)
     duration_s = max(max((timeline.end_s for timeline in timelines), default=0.0) - begin_s, 1e-9)
     prompt_tokens = sum(timeline.prompt_tokens for timeline in completed)
+    cached_prompt_tokens = sum(timeline.cached_prompt_tokens for timeline in completed)
     output_tokens = sum(timeline.output_tokens for timeline in completed)
     num_good = sum(
         limits.are_met(timeline.ttft_s * 1e3, timeline.tpot_s * 1e3, timeline.e2el_s * 1e3) for timeline in completed
@@ -101,7 +103,7 @@ def load_report(
             "good": num_good,
         },
         errors=dict(errors),
-        tokens={"prompt": prompt_tokens, "output": output_tokens},
+        tokens={"prompt": prompt_tokens, "cached_prompt": cached_prompt_tokens, "output": output_tokens},
         throughput={
             "requests_per_s": len(completed) / duration_s,
             "output_tokens_per_s": output_tokens / duration_s,

@@ -5,9 +5,9 @@ import itertools
 import json
 import math
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import uvloop
@@ -16,7 +16,8 @@ from chairlift.inference.v1 import inference_pb2 as pb
 from graphs.progress import ProgressBar
 from service.api.convert import request_message
 from service.api.params import GenerationParams, TokenPrompt
-from service.bench.load import due_times_s, run_load
+from service.api.servicers import TENANT_KEY
+from service.bench.load import Metadata, due_times_s, run_load
 from service.bench.load_report import html_report, json_report, text_report
 from service.bench.number_flags import (
     ARRIVAL_FLAGS,
@@ -51,11 +52,20 @@ NUMBER_FLAGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Feed:
-    """The requests of every run, and when the trace has them, if it is one."""
+class Feed:
+    """The requests of every run, their metadata, and when the trace has them, if it is one."""
 
     requests: list[pb.GenerateRequest]
-    arrival_s: list[float]
+    metadata: list[Metadata] = field(default_factory=list)  # of each request, or of none
+    arrival_s: list[float] = field(default_factory=list)
+
+
+class _Line(NamedTuple):
+    """A line of the file of requests."""
+
+    request: pb.GenerateRequest
+    tenant: str
+    arrival_s: float | None
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -79,7 +89,7 @@ def run(args: Namespace) -> int:
     limits = good_limits(args)
     feed = _feed(args)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        reports = runner.run(measure(args, feed.requests, feed.arrival_s, limits))
+        reports = runner.run(measure(args, feed, limits))
     write_output(
         args,
         lambda command: html_report(command, reports, limits),
@@ -89,11 +99,10 @@ def run(args: Namespace) -> int:
     return 0
 
 
-async def measure(
-    args: Namespace, requests: list[pb.GenerateRequest], arrival_s: list[float], limits: LatencyLimits
-) -> list[LoadReport]:
-    """One report per rate. `arrival_s` is of a trace, and empty otherwise."""
-    await _warm_up(args.target, requests[: args.warm_up], args.max_seconds)
+async def measure(args: Namespace, feed: Feed, limits: LatencyLimits) -> list[LoadReport]:
+    """One report per rate."""
+    requests = feed.requests
+    await _warm_up(args, feed)
     bar = ProgressBar()
     reports = []
     for rate in args.rates:
@@ -101,7 +110,8 @@ async def measure(
         result = await run_load(
             args.target,
             requests,
-            [time_s / rate for time_s in arrival_s] or _times_s(args, rate, len(requests)),
+            [time_s / rate for time_s in feed.arrival_s] or _times_s(args, rate, len(requests)),
+            metadata=feed.metadata,
             max_seconds=args.max_seconds,
             on_progress=lambda num_ended, num_running, stage=stage: bar(  # type: ignore[misc]
                 f"{stage}, {num_running} in flight", num_ended, len(requests) + 1
@@ -112,12 +122,14 @@ async def measure(
     return reports
 
 
-async def _warm_up(target: str, requests: list[pb.GenerateRequest], max_seconds: float) -> None:
+async def _warm_up(args: Namespace, feed: Feed) -> None:
     """Requests one after the other, so that a server that is not there is told at once."""
-    for request in requests:
-        (timeline,) = (await run_load(target, [request], [0.0], max_seconds=max_seconds)).timelines
+    for number, request in enumerate(feed.requests[: args.warm_up]):
+        metadata = feed.metadata[number : number + 1]
+        load = run_load(args.target, [request], [0.0], metadata=metadata, max_seconds=args.max_seconds)
+        (timeline,) = (await load).timelines
         if timeline.error:
-            raise RemoteError(f"{target}: {timeline.error}: {timeline.details}".rstrip(": "))
+            raise RemoteError(f"{args.target}: {timeline.error}: {timeline.details}".rstrip(": "))
 
 
 def _times_s(args: Namespace, rate: float, num_requests: int) -> list[float]:
@@ -127,33 +139,28 @@ def _times_s(args: Namespace, rate: float, num_requests: int) -> list[float]:
     return due_times_s(arrivals, rate, num_requests, args.seed)
 
 
-def _feed(args: Namespace) -> _Feed:
+def _feed(args: Namespace) -> Feed:
     if args.requests is None:
         if args.arrivals == "trace":
             raise ConfigError("--arrivals trace: needs --requests, whose lines have arrival_s")
-        return _Feed(_random_requests(args, args.num_requests or 100), [])
+        return Feed(_random_requests(args, args.num_requests or 100))
     with args.requests.open(encoding="utf-8", errors="replace") as lines:
         read = [_read_line(line, f"{args.requests}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not read:
         raise ConfigError(f"{args.requests}: holds no request")
     if args.arrivals == "trace":
-        timed = sorted(_timed(read, args.requests), key=lambda item: item[0])[: args.num_requests]
-        return _Feed([request for _, request in timed], [time_s for time_s, _ in timed])
-    chosen = itertools.islice(itertools.cycle(read), args.num_requests or len(read))
-    return _Feed([request for _, request in chosen], [])
+        if any(line.arrival_s is None for line in read):
+            raise ConfigError(f"{args.requests}: --arrivals trace needs arrival_s in every line")
+        chosen = sorted(read, key=lambda line: line.arrival_s or 0.0)[: args.num_requests]
+        arrival_s = [line.arrival_s or 0.0 for line in chosen]
+    else:
+        chosen, arrival_s = list(itertools.islice(itertools.cycle(read), args.num_requests or len(read))), []
+    metadata: list[Metadata] = [((TENANT_KEY, line.tenant),) if line.tenant else () for line in chosen]
+    return Feed([line.request for line in chosen], metadata, arrival_s)
 
 
-def _timed(
-    read: list[tuple[float | None, pb.GenerateRequest]], path: Path
-) -> Iterator[tuple[float, pb.GenerateRequest]]:
-    for arrival_s, request in read:
-        if arrival_s is None:
-            raise ConfigError(f"{path}: --arrivals trace needs arrival_s in every line")
-        yield arrival_s, request
-
-
-def _read_line(line: str, where: str) -> tuple[float | None, pb.GenerateRequest]:
-    """A line's arrival, where it has one, and its request. Raises ConfigError."""
+def _read_line(line: str, where: str) -> _Line:
+    """Raises ConfigError."""
     arrival_s = None
     try:
         document = json.loads(line)
@@ -164,11 +171,12 @@ def _read_line(line: str, where: str) -> tuple[float | None, pb.GenerateRequest]
         raise ConfigError(f"{where}: {error}") from error
     if arrival_s is not None and not 0 <= arrival_s < 1e9:
         raise ConfigError(f"{where}: arrival_s is {arrival_s}, but must be seconds from the trace's start")
-    request = parse_line(line).request
+    parsed = parse_line(line)
+    request = parsed.request
     if isinstance(request, ChairliftError):
         raise ConfigError(f"{where}: {request}") from request
     try:
-        return arrival_s, request_message(*request)
+        return _Line(request_message(*request), parsed.tenant, arrival_s)
     except ChairliftError as error:
         raise ConfigError(f"{where}: {error}") from error
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from service.api.frontend import Generation, TextChunk
 from service.api.params import ChatPrompt, GenerationParams, Prompt, TextPrompt, TokenPrompt
+from service.engine.client import TENANT_NAME
 from service.errors import ChairliftError, InvalidRequestError
 
 INTEGERS = ("max_tokens", "top_k", "seed", "num_logprobs", "min_tokens", "n", "priority")
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "timeout_s")
-FIELDS = (*INTEGERS, *NUMBERS, "logit_bias", "ignore_eos", "stop_token_ids", "stop_strings", "stop")
+FIELDS = (*INTEGERS, *NUMBERS, "logit_bias", "ignore_eos", "stop_token_ids", "stop_strings", "stop", "tenant")
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 
 
@@ -20,6 +21,7 @@ class RequestLine:
 
     id: object  # whatever JSON value the line has; None when it has none
     request: tuple[Prompt, GenerationParams] | ChairliftError
+    tenant: str = ""  # whose it is
 
 
 def parse_line(line: str) -> RequestLine:
@@ -31,7 +33,8 @@ def parse_line(line: str) -> RequestLine:
             raise InvalidRequestError("line", type(document).__name__, "a JSON object")
         given = {name: value for name, value in document.items() if value is not None}
         line_id = given.pop("id", None)
-        return RequestLine(line_id, (_take_prompt(given), _params(given)))
+        tenant = _take_tenant(given)
+        return RequestLine(line_id, (_take_prompt(given), _params(given)), tenant)
     except ValueError as error:
         return RequestLine(line_id, InvalidRequestError("line", line[:40], f"a JSON object: {error}"))
     except RecursionError:
@@ -79,6 +82,14 @@ def result_line(line_id: object, generation: Generation, whole: TextChunk, index
 def error_line(line_id: object, error: Exception) -> str:
     """The result of a request that did not end well."""
     return json.dumps({"id": line_id, "error": str(error)}, ensure_ascii=False) + "\n"
+
+
+def _take_tenant(given: dict[str, object]) -> str:
+    """Remove the tenant from `given`, if there is one."""
+    tenant = given.pop("tenant", "")
+    if not isinstance(tenant, str) or (tenant and not TENANT_NAME.fullmatch(tenant)):
+        raise InvalidRequestError("tenant", tenant, "a string of 1 to 64 visible ASCII characters")
+    return tenant
 
 
 def _take_prompt(given: dict[str, object]) -> Prompt:

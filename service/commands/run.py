@@ -25,11 +25,11 @@ from service.errors import ChairliftError, ConfigError, EngineDeadError
 from service.obs.engine_log import EngineLog
 from service.obs.logging import configure_logging
 
-EPILOG = """A request line is a JSON object: an `id`, one of `prompt`, `prompt_token_ids` and `messages`, and sampling
-fields (max_tokens, temperature, top_k, top_p, min_p, seed, stop, ignore_eos, ...). A result line has the `id`,
-`token_ids`, `text`, `finish_reason`, `usage` and `timings`, or `error` when the request was bad; with `n` there is a
-line for each sample, with its `index`. Results are written as
-they finish, and long requests start first, so join them to their requests by `id`."""
+EPILOG = """A request line is a JSON object: an `id`, one of `prompt`, `prompt_token_ids` and `messages`, perhaps a
+`tenant` whose it is, and sampling fields (max_tokens, temperature, top_k, top_p, min_p, seed, stop, ignore_eos, ...). A
+result line has the `id`, `token_ids`, `text`, `finish_reason`, `usage` and `timings`, or `error` when the request was
+bad; with `n` there is a line for each sample, with its `index`. Results are written as they finish, and long requests
+start first, so join them to their requests by `id`."""
 WINDOW_LINES = 4096
 """Lines read ahead, of which the longest starts next: what starts last should end soon, for it runs nearly alone."""
 
@@ -142,7 +142,7 @@ class BatchRun:
     async def _results(self, line: RequestLine) -> str:
         if isinstance(line.request, ChairliftError):
             raise line.request
-        with Samples(await self._frontend.submit_samples(*line.request)) as samples:
+        with Samples(await self._frontend.submit_samples(*line.request, line.tenant)) as samples:
             wholes = await samples.collect()
         self._tally.prompt_tokens += samples.generations[0].num_prompt_tokens
         has_index = line.request[1].n is not None

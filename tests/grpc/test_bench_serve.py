@@ -30,18 +30,36 @@ def test_every_request_is_answered_and_counted_at_each_rate() -> None:
             flags = ["--target", f"127.0.0.1:{toy.port}", "--rates", "200,inf", "--num-requests", "20"]
             flags += ["--prompts", "uniform:1:8", "--outputs", "fixed:6", "--vocab-size", str(VOCAB_SIZE)]
             args = parse(*flags)
-            requests = bench_serve._feed(args).requests
-            reports = await measure(args, requests, [], LatencyLimits())
+            feed = bench_serve._feed(args)
+            reports = await measure(args, feed, LatencyLimits())
             assert toy.served.scheduler.counters.totals.num_submitted == 1 + 2 * 20  # a warm-up, and two runs
-        num_prompt_tokens = sum(len(request.token_ids.ids) for request in requests)
+        num_prompt_tokens = sum(len(request.token_ids.ids) for request in feed.requests)
         assert [report.rate for report in reports] == [200.0, float("inf")]
         for report in reports:
             assert report.requests == {"sent": 20, "completed": 20, "failed": 0, "unfinished": 0, "good": 20}
-            assert report.tokens == {"prompt": num_prompt_tokens, "output": 120}
+            assert (report.tokens["prompt"], report.tokens["output"]) == (num_prompt_tokens, 120)
             assert 0 < report.latency_ms["ttft"]["mean"] <= report.latency_ms["e2el"]["mean"]
         assert reports[1].peak["concurrency"] > 1
 
     run_async(main())
+
+
+def test_a_tenants_prompt_is_cached_for_that_tenant_alone(tmp_path: Path) -> None:
+    """Thirteen tokens are three full blocks of four, and one that is always computed."""
+    prompt = {"prompt_token_ids": list(range(1, 14)), "max_tokens": 2}
+
+    async def main() -> list[int]:
+        cached = []
+        async with connected_toy() as toy:
+            for tenant in ("a", "b", "a", "b", None, None):
+                path = tmp_path / "requests.jsonl"
+                path.write_text(json.dumps(prompt | {"tenant": tenant}), encoding="utf-8")
+                args = parse("--target", f"127.0.0.1:{toy.port}", "--requests", str(path), "--warm-up", "0")
+                (report,) = await measure(args, bench_serve._feed(args), LatencyLimits())
+                cached.append(report.tokens["cached_prompt"])
+        return cached
+
+    assert run_async(main()) == [0, 0, 12, 12, 0, 12]
 
 
 def test_load_is_open_a_full_server_does_not_hold_requests_back() -> None:

@@ -48,6 +48,13 @@ def test_every_sampling_field_is_read() -> None:
     assert parsed.request == (TextPrompt("p"), GenerationParams(logit_bias={12: -3, 4: 0.5}, **sampling))
 
 
+def test_a_line_may_say_whose_it_is() -> None:
+    assert parse_line(line(id=1, prompt="p", tenant="team-a")) == RequestLine(
+        1, (TextPrompt("p"), GenerationParams()), "team-a"
+    )
+    assert parse_line(line(prompt="p", tenant=None)).tenant == ""
+
+
 def test_stop_may_be_one_string() -> None:
     _, params = parse_line(line(prompt="p", stop="x")).request
     assert params.stop_strings == ["x"]
@@ -83,6 +90,9 @@ def test_null_is_unset() -> None:
         (line(prompt="p", stop="x", stop_strings=["y"]), "stop"),
         (line(prompt="p", logit_bias={"x": 1}), "logit_bias"),
         (line(prompt="p", logit_bias=[1]), "logit_bias"),
+        (line(prompt="p", tenant=1), "tenant"),
+        (line(prompt="p", tenant="a b"), "tenant"),
+        (line(prompt="p", tenant="a" * 65), "tenant"),
     ],
 )
 def test_bad_line_is_an_error_that_names_the_field(text: str, field: str) -> None:
