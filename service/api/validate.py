@@ -25,6 +25,7 @@ MAX_ROLE_CHARS = 64
 MAX_PRIORITY = 10
 MAX_SAMPLES = 16
 MAX_TIMEOUT_S = 86_400.0
+MAX_COUNT = 2**32 - 1  # what protobuf's uint32 carries
 
 
 def validate_params(params: GenerationParams, limits: ModelLimits) -> None:
@@ -49,11 +50,9 @@ def validate_ranges(params: GenerationParams) -> None:
     _check_range("n", params.n, 1, MAX_SAMPLES)
     _check_range("priority", params.priority, -MAX_PRIORITY, MAX_PRIORITY)
     validate_timeout("timeout_s", params.timeout_s)
-    for name, count in (("top_k", params.top_k), ("min_tokens", params.min_tokens)):
-        if count is not None and count < 0:
-            raise InvalidRequestError(name, count, "0 or more")
-    if params.max_tokens is not None and params.max_tokens < 1:
-        raise InvalidRequestError("max_tokens", params.max_tokens, "1 or more")
+    _check_range("top_k", params.top_k, 0, MAX_COUNT)
+    _check_range("min_tokens", params.min_tokens, 0, MAX_COUNT)
+    _check_range("max_tokens", params.max_tokens, 1, MAX_COUNT)
 
 
 def validate_timeout(name: str, timeout_s: float | None) -> None:

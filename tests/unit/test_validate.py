@@ -19,7 +19,7 @@ NAN, INFINITY = math.nan, math.inf
     ("field", "good", "bad"),
     [
         ("temperature", [0.0, 100.0], [-0.001, 100.001, NAN, INFINITY, -INFINITY]),
-        ("top_k", [0, 1, 2**32 - 1], [-1]),
+        ("top_k", [0, 1, 2**32 - 1], [-1, 2**32]),
         ("top_p", [1e-6, 1.0], [0.0, -0.1, 1.001, NAN]),
         ("min_p", [0.0, 1.0], [-0.001, 1.001, NAN]),
         ("repetition_penalty", [0.01, float(np.float32(0.01)), 100.0], [0.0099, 0.0, -1.0, 100.1, NAN, INFINITY]),
