@@ -16,7 +16,7 @@ from graphs.tensors import TensorSource
 from graphs.verify import compare, run_graphs
 from graphs.weights import open_source
 from tests.unit.tiny_export import write_tokenizer_json
-from tests.unit.tiny_models import MemorySource, hf_tensors, random_source, tiny_config, write_gguf
+from tests.unit.tiny_models import MemorySource, hf_tensors, random_source, tiny_config, tiny_spec, write_gguf
 
 MAX_KL = {"float32": 1e-9, "float16": 1e-5, "bfloat16": 1e-4, "int8": 1e-3, "w8a8": 5e-3, "int4": 0.15}
 VARIANTS = {
@@ -32,22 +32,7 @@ VARIANTS = {
 
 
 def spec_with(**changes: object) -> ModelSpec:
-    fields: dict = {
-        "name": "tiny",
-        "architecture": "llama",
-        "vocab_size": 256,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_layers": 2,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 16,
-        "context_length": 128,
-        "norm_epsilon": 1e-5,
-        "rope": RopeSpec(10000.0, int(changes.get("head_dim", 16))),
-        "tie_word_embeddings": True,
-    }
-    return ModelSpec(**(fields | changes))
+    return tiny_spec(vocab_size=256, context_length=128, **changes)
 
 
 class OwnedSource(MemorySource):

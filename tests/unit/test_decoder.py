@@ -10,35 +10,14 @@ from onnx import TensorProto
 from graphs.decoder import build_decoder
 from graphs.decoder_weights import store_decoder
 from graphs.plain_store import PlainStore
-from graphs.rope import RopeSpec
-from graphs.spec import ModelSpec
 from graphs.weight_file import WeightFile
-from tests.unit.tiny_models import random_source
+from tests.unit.tiny_models import random_source, tiny_spec
 
 FORMATS = ["float32", "float16", "int8", "int4"]
 
 
-def spec_with(**changes) -> ModelSpec:
-    fields = {
-        "name": "tiny",
-        "architecture": "llama",
-        "vocab_size": 50,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_layers": 2,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "head_dim": 16,
-        "context_length": 64,
-        "norm_epsilon": 1e-5,
-        "rope": RopeSpec(10000.0, 16),
-        "tie_word_embeddings": True,
-    }
-    return ModelSpec(**(fields | changes))
-
-
 def build(folder: Path, weight_format: str, **changes) -> dict[str, onnx.ModelProto]:
-    source = random_source(spec_with(**changes))
+    source = random_source(tiny_spec(**changes))
     with WeightFile(folder / "weights.bin") as file:
         weights = store_decoder(source, PlainStore(source, file, weight_format), file, lambda: None)
         models = {kind: build_decoder(kind, source.spec, weights, file) for kind in ("prefill", "decode")}
@@ -142,7 +121,7 @@ def test_block_sums_are_computed_once_for_all_gemms_of_an_input(tmp_path: Path):
     """With corrections, qkv, o and down need one sum each, gate and up one between them: four a layer."""
     from graphs.tensors import BlockWeights
 
-    source = random_source(spec_with())
+    source = random_source(tiny_spec())
 
     class Asymmetric:
         """The same tensors on grids whose zero lies between two codes."""

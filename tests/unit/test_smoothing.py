@@ -11,30 +11,13 @@ from graphs.channel_store import Calibration, ChannelStore
 from graphs.gptq import round_by_moments, transformed_moments
 from graphs.quantize import channel_scales
 from graphs.reference import ReferenceModel
-from graphs.rope import RopeSpec
 from graphs.rotation import rotate_channels, rotation_block
 from graphs.smoothing import channel_max, repeated_for_query_heads, shared_by_query_heads, smoothing_factors
 from graphs.spec import ModelSpec
 from graphs.weight_file import WeightFile
-from tests.unit.tiny_models import MemorySource, random_source
+from tests.unit.tiny_models import MemorySource, random_source, tiny_spec
 
-SPEC = ModelSpec(
-    name="tiny",
-    architecture="llama",
-    vocab_size=50,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    context_length=64,
-    norm_epsilon=1e-5,
-    rope=RopeSpec(10000.0, 16),
-    tie_word_embeddings=False,
-    has_qkv_bias=True,
-    has_o_bias=True,
-)
+SPEC = tiny_spec(tie_word_embeddings=False, has_qkv_bias=True, has_o_bias=True)
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7, 9]
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import quantize
 from safetensors.numpy import save_file
 
+from graphs.rope import RopeSpec
 from graphs.spec import ModelSpec
 from graphs.tensors import BlockWeights, tensor_shapes
 
@@ -41,6 +42,27 @@ class MemorySource:
 
     def blocks(self, name: str) -> BlockWeights | None:
         return None
+
+
+def tiny_spec(**changes: object) -> ModelSpec:
+    """A llama of two layers with 50 tokens and 64 positions, whose whole heads are rotated."""
+    head_dim = int(str(changes.get("head_dim", 16)))
+    spec = ModelSpec(
+        name="tiny",
+        architecture="llama",
+        vocab_size=50,
+        hidden_size=64,
+        intermediate_size=96,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        context_length=64,
+        norm_epsilon=1e-5,
+        rope=RopeSpec(10000.0, head_dim),
+        tie_word_embeddings=True,
+    )
+    return replace(spec, **changes)  # type: ignore[arg-type]
 
 
 def random_source(spec: ModelSpec, seed: int = 0) -> MemorySource:
