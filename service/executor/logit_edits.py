@@ -10,17 +10,17 @@ import numpy as np
 
 from service.core.batch_state import BatchState
 from service.core.types import Float32Array, Int32Array, Int64Array, SamplingParams, TokenLogprobs
+from service.executor.seen_tokens import SeenTokens
 
 
 def is_edited(params: SamplingParams) -> bool:
     """True when the parameters may change logits before sampling."""
-    return (
-        params.repetition_penalty != 1.0
-        or params.frequency_penalty != 0.0
-        or params.presence_penalty != 0.0
-        or bool(params.logit_bias)
-        or params.min_tokens > 0
-    )
+    return has_penalty(params) or bool(params.logit_bias) or params.min_tokens > 0
+
+
+def has_penalty(params: SamplingParams) -> bool:
+    """True when the tokens so far matter, the last one included."""
+    return (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,41 +28,37 @@ class LogitEdit:
     """What to change in one row of logits."""
 
     params: SamplingParams
-    token_ids: Int32Array  # [num_tokens] prompt, then output; a copy where a penalty needs it, else empty
-    num_prompt_tokens: int
+    seen: Int32Array  # [num_seen] the different tokens so far where a penalty needs them, else none
+    num_uses: Int32Array  # [num_seen] occurrences in the output; 0: in the prompt alone
     banned_token_ids: Int32Array  # tokens that may not be chosen now
 
     @classmethod
-    def of(cls, batch: BatchState, row: int, params: SamplingParams) -> "LogitEdit":
-        """Gather what editing the logits of `row` takes."""
+    def of(cls, batch: BatchState, row: int, params: SamplingParams, seen: SeenTokens) -> "LogitEdit":
+        """Gather what editing the logits of `row` takes. `seen` is its sequence's, and is brought up to date."""
         num_prompt, num_tokens = int(batch.num_prompt_tokens[row]), int(batch.num_tokens[row])
-        has_penalty = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) != (1.0, 0.0, 0.0)
+        if has_penalty(params):
+            seen.update(batch.token_ids[row, :num_tokens], num_prompt)
         banned: tuple[int, ...] = ()
         if num_tokens - num_prompt < params.min_tokens:
             banned = params.stop_token_ids + (() if params.ignore_eos else batch.eos_token_ids[row])
         return cls(
             params=params,
-            token_ids=batch.token_ids[row, : num_tokens if has_penalty else 0].copy(),
-            num_prompt_tokens=num_prompt,
+            seen=seen.tokens,
+            num_uses=seen.num_uses,
             banned_token_ids=np.asarray(banned, np.int32),
         )
-
-    @property
-    def has_penalty(self) -> bool:
-        """True when the tokens so far matter, the last one included."""
-        return len(self.token_ids) > 0
 
     def apply(self, logits: Float32Array) -> None:
         """Change one row `[vocab_size]` in place: penalties, then bias, then bans."""
         params = self.params
-        if self.has_penalty:
-            seen = np.unique(self.token_ids)
+        if len(self.seen):
             if params.repetition_penalty != 1.0:
                 penalty = np.float32(params.repetition_penalty)
-                values = logits[seen]
-                logits[seen] = np.where(values > 0, values / penalty, values * penalty)
-            used, counts = np.unique(self.token_ids[self.num_prompt_tokens :], return_counts=True)
-            logits[used] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
+                values = logits[self.seen]
+                logits[self.seen] = np.where(values > 0, values / penalty, values * penalty)
+            is_used = self.num_uses > 0
+            used = self.seen[is_used]
+            logits[used] -= np.float32(params.frequency_penalty) * self.num_uses[is_used].astype(np.float32)
             logits[used] -= np.float32(params.presence_penalty)
         for token_id, bias in params.logit_bias:
             logits[token_id] += np.float32(bias)

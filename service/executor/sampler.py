@@ -10,6 +10,7 @@ from service.core.types import Float32Array, Int8Array, Int32Array, Int64Array, 
 from service.errors import ExecutorError
 from service.executor.buffers import aligned_zeros
 from service.executor.logit_edits import LogitEdit, is_edited, log_softmax, token_logprobs, unusable_rows
+from service.executor.seen_tokens import SeenTokens
 
 _EDITED: Final = 1
 _WITH_LOGPROBS: Final = 2
@@ -69,6 +70,7 @@ class Sampler:
         self._known_seq_ids: Int64Array = np.full(max_num_seqs, -1, np.int64)
         self._features: Int8Array = np.zeros(max_num_seqs, np.int8)
         self._rare: list[tuple[int, int]] = []  # (place in `params`, features) of sequences that have any
+        self._seen: dict[int, SeenTokens] = {}  # by seq_id, of sequences whose logits are edited
 
     def prepare(self, batch: BatchState, rows: Int32Array) -> SamplingJob:
         """Gather the parameters of `rows`, the rows of `batch` that sample, in the order of their logits."""
@@ -83,13 +85,15 @@ class Sampler:
             self._last_seq_ids = seq_ids
             features = self._features[rows]
             self._rare = [(index, int(features[index])) for index in np.flatnonzero(features).tolist()]
+            edited = [int(seq_ids[index]) for index, of_row in self._rare if of_row & _EDITED]
+            self._seen = {seq_id: self._seen.get(seq_id) or SeenTokens() for seq_id in edited}
         job = SamplingJob(num_rows=num_rows, edits={}, num_logprobs={})
         for index, features_here in self._rare:
             row = int(rows[index])
             sampling = batch.sampling[row]
             assert sampling is not None, "only rows with parameters have features"
             if features_here & _EDITED:
-                job.edits[index] = LogitEdit.of(batch, row, sampling)
+                job.edits[index] = LogitEdit.of(batch, row, sampling, self._seen[int(seq_ids[index])])
             if features_here & _WITH_LOGPROBS:
                 job.num_logprobs[index] = sampling.num_logprobs
         return job
@@ -126,6 +130,7 @@ class Sampler:
         self._last_seq_ids = np.empty(0, np.int64)
         self._known_seq_ids[:] = -1
         self._rare = []
+        self._seen = {}
 
     def _gather(self, batch: BatchState, rows: Int32Array) -> None:
         """The columns that stay the same while the same sequences sample in the same order."""

@@ -11,13 +11,13 @@ import numpy as np
 from graphs.op_twins_attention import AttentionSpec
 from service.core.types import SamplingParams
 from service.executor.cuda.kernels import KernelConfig, Scalar
-from service.executor.logit_edits import LogitEdit
 from tests.cuda.attention_problem import Problem
 from tests.cuda.attention_runs import check_attention
 from tests.cuda.sampling_rows import Rows, run_sample_rows
 from tests.cuda.sim_kernels import Out, SimKernels
 from tests.cuda.test_rope_kernel import RopeCase
 from tests.cudasim.device import SimDevice
+from tests.unit.edit_cases import edit_of
 
 
 def decode(device: SimDevice) -> None:
@@ -65,8 +65,7 @@ def sampling(device: SimDevice) -> None:
     logits = (3 * np.random.default_rng(5).standard_normal((3, 4103))).astype(np.float32)
     rows = Rows.of(logits, temperature=[0.0, 0.8, 1.5], top_k=[0, 40, 0], top_p=[1.0, 0.9, 0.7], min_p=[0, 0, 0.01])
     params = SamplingParams(max_tokens=1, logit_bias=tuple((token, 1.5) for token in range(0, 64, 3)))
-    history = np.array([3, 4, 5, 5], np.int32)
-    rows.edits = {1: LogitEdit(params, history, 2, np.array([6], np.int32))}
+    rows.edits = {1: edit_of(params, [3, 4, 5, 5], 2, banned=[6])}
     rows.masks = {1: np.random.default_rng(6).random(4103) < 0.5}
     rows.num_logprobs = np.array([2, 1, -1], np.int32)
     sampled = run_sample_rows(rows, device)

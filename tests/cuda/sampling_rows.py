@@ -124,13 +124,12 @@ def _edit_arguments(rows):
 
 def edit_entries(edit):
     """(token, count, bias), each token once."""
-    output = edit.token_ids[edit.num_prompt_tokens :].tolist()
-    seen = set(edit.token_ids.tolist())
+    counts = dict(zip(edit.seen.tolist(), edit.num_uses.tolist(), strict=True))
     biases = dict(edit.params.logit_bias)
     banned = set(edit.banned_token_ids.tolist())
     return [
-        (token, output.count(token) if token in seen else -1, -np.inf if token in banned else biases.get(token, 0.0))
-        for token in sorted(seen | set(biases) | banned)
+        (token, counts.get(token, -1), -np.inf if token in banned else biases.get(token, 0.0))
+        for token in sorted(counts.keys() | biases.keys() | banned)
     ]
 
 

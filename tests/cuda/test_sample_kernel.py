@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from service.core.types import SamplingParams
-from service.executor.logit_edits import LogitEdit, log_softmax, token_logprobs
+from service.executor.logit_edits import log_softmax, token_logprobs
 from tests.cuda.sampling_rows import LOGITS, Rows, run_sample_rows
 from tests.cudasim.build import missing_tool
 from tests.cudasim.device import SimDevice
+from tests.unit.edit_cases import edit_of
 
 pytestmark = pytest.mark.skipif(missing_tool() is not None, reason=str(missing_tool()))
 
-NOTHING = np.empty(0, np.int32)
 FILTERS = [
     {},
     {"temperature": 0.3},
@@ -99,9 +99,8 @@ def test_edits_are_the_hosts(kind):
         presence_penalty=0.4,
         logit_bias=((3, 4.5), (20, -2.0), (30, 1.0)),
     )
-    history = np.array([3, 4, 5, 5, 6, 20, 5, 6], np.int32)
-    edit = LogitEdit(params, history, 3, np.array([6, 31], np.int32))
-    plain = LogitEdit(SamplingParams(max_tokens=9, logit_bias=((2, 1.5),)), history[:0], 3, history[:0])
+    edit = edit_of(params, [3, 4, 5, 5, 6, 20, 5, 6], 3, banned=[6, 31])
+    plain = edit_of(SamplingParams(max_tokens=9, logit_bias=((2, 1.5),)))
     rows = Rows.of(random_logits(4, 200, kind), temperature=[0.0, 0.9, 0.9, 0.0], position=5)
     rows.edits = {0: edit, 1: edit, 3: plain}
     sampled = run_sample_rows(rows)
@@ -114,7 +113,7 @@ def test_ban_holds_for_a_token_whose_logit_is_no_number():
     logits = random_logits(1, 50)
     logits[0, 7] = np.nan
     rows = Rows.of(logits, temperature=0.0)
-    rows.edits = {0: LogitEdit(SamplingParams(max_tokens=1), NOTHING, 0, np.array([7], np.int32))}
+    rows.edits = {0: edit_of(SamplingParams(max_tokens=1), banned=[7])}
     check_tokens(rows)
 
 
@@ -122,7 +121,7 @@ def edited_and_masked_rows(vocab_size=64):
     rng = np.random.default_rng(3)
     rows = Rows.of(random_logits(12, vocab_size), temperature=[0.0, 1.5] * 6, top_k=30, position=np.arange(12))
     rows.masks = {row: rng.random(vocab_size) < 0.1 for row in range(12) if row % 3}
-    rows.edits = {4: LogitEdit(SamplingParams(max_tokens=1, logit_bias=((9, 50.0),)), NOTHING, 0, NOTHING)}
+    rows.edits = {4: edit_of(SamplingParams(max_tokens=1, logit_bias=((9, 50.0),)))}
     rows.num_logprobs = np.tile(np.array([-1, 2], np.int32), 6)
     return rows
 
@@ -138,7 +137,7 @@ def test_logprobs_are_the_models_own():
     params = SamplingParams(max_tokens=1, logit_bias=((17, 30.0),))
     rows = Rows.of(random_logits(5, 1003), temperature=[0.0, 1.0, 0.5, 1.0, 1.0], top_k=[0, 50, 0, 0, 0])
     rows.logits[2, [8, 90, 700]] = 20.0  # tied at the top
-    rows.edits = {3: LogitEdit(params, NOTHING, 0, NOTHING)}
+    rows.edits = {3: edit_of(params)}
     rows.num_logprobs = np.array([3, 0, 2, 5, -1], np.int32)
     sampled = check_tokens(rows)
     assert 17 == sampled.tokens[3]

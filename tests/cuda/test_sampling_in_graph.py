@@ -19,7 +19,6 @@ from service.executor.cuda.row_edits import DividedJob, SamplingBounds
 from service.executor.cuda.sample_outputs import SampleOutputs
 from service.executor.cuda.sampling import HostSampler, SampledRows
 from service.executor.cuda.session import OrtSession
-from service.executor.logit_edits import LogitEdit
 from service.executor.op_library import OpLibrary
 from service.executor.sampler import Sampler, SamplingJob
 from tests.cuda.conftest import VOCAB_SIZE
@@ -27,6 +26,7 @@ from tests.cuda.host_device import HostDevice
 from tests.cuda.simulated_kernels import FLOAT16
 from tests.cuda.test_executor import GREEDY, SAMPLED, decode_plan, requests
 from tests.stepping import run_requests
+from tests.unit.edit_cases import edit_of
 
 EDITED = replace(SAMPLED, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1)
 BIASED = replace(GREEDY, logit_bias=((7, 3.0), (9, -100.0)))
@@ -144,7 +144,7 @@ def test_the_host_rounds_edited_logits_as_the_device_keeps_them(dtype: type, bia
     """8 and 8 + 0.001 are one float16: of tied tokens the first is taken, where float32 would take the other."""
     host = HostSampler(session_options(OpLibrary().path, 1, "off"), (2, 5), dtype)
     params = Sampler(3).params.prefix(3)
-    edit = LogitEdit(replace(GREEDY, logit_bias=((4, bias),)), np.empty(0, np.int32), 0, np.empty(0, np.int32))
+    edit = edit_of(replace(GREEDY, logit_bias=((4, bias),)))
     divided = DividedJob(SamplingJob(3, {2: edit}, {}), host_rows=(2,))
     host.take(params, divided.host_rows)
     found = host.finish(divided, np.array([[0, 8, 1, 2, 8]], dtype))
@@ -160,7 +160,7 @@ def test_a_row_whose_only_bad_logit_is_banned_is_no_failure_when_the_host_sample
     rows = SampledRows(device, outputs, 3, host)
     device.bytes_at(outputs.logits, 24).view(np.float16)[:] = [np.nan, 1, 2, 0, 0, np.nan, 0, 0, 3, 0, 0, 0]
     device.bytes_at(outputs.address("token"), 12).view(np.int32)[:] = [-1, -1, 0]
-    edits = {row: LogitEdit(GREEDY, np.empty(0, np.int32), 0, np.zeros(1, np.int32)) for row in (0, 1)}
+    edits = {row: edit_of(GREEDY, banned=[0]) for row in (0, 1)}
     divided = DividedJob(SamplingJob(3, edits, {}), host_rows=(0, 1))
     rows.enqueue(divided, Sampler(3).params)
     device.wait()

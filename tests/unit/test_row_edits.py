@@ -7,21 +7,18 @@ from service.core.types import SamplingParams
 from service.executor.cuda.row_edits import DividedJob, SamplingBounds, divide, edit_columns
 from service.executor.logit_edits import LogitEdit
 from service.executor.sampler import SamplingJob
+from tests.unit.edit_cases import edit_of
 
 BOUNDS = SamplingBounds(max_edits=10, max_top=3)
 
 
-def int32s(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
-
-
 def edit(tokens: tuple[int, ...] = (), num_prompt: int = 0, banned: tuple[int, ...] = (), **features) -> LogitEdit:
-    return LogitEdit(SamplingParams(max_tokens=9, **features), int32s(*tokens), num_prompt, int32s(*banned))
+    return edit_of(SamplingParams(max_tokens=9, **features), tokens, num_prompt, banned)
 
 
-def penalized(num_tokens: int, first: int = 0) -> LogitEdit:
+def penalized(num_tokens: int) -> LogitEdit:
     """Of so many different tokens."""
-    return edit(tuple(range(first, first + num_tokens)), presence_penalty=0.5)
+    return edit(tuple(range(num_tokens)), presence_penalty=0.5)
 
 
 def test_each_token_is_edited_once_with_its_uses_in_the_output_and_its_bias() -> None:

@@ -11,6 +11,7 @@ from service.core.types import Float32Array, Int32Array, SamplingParams
 from service.errors import ExecutorError
 from service.executor.logit_edits import LogitEdit, log_softmax, token_logprobs
 from service.executor.sampler import Sampler
+from service.executor.seen_tokens import SeenTokens
 
 VOCAB_SIZE = 6
 EOS = 4
@@ -49,7 +50,7 @@ def batch_of(*rows: tuple[list[int], list[int], SamplingParams]) -> BatchState:
 def edited(logits: list[float], prompt: list[int], output: list[int], **features: object) -> list[float]:
     sampling = SamplingParams(max_tokens=9, **features)  # type: ignore[arg-type]
     row = np.array(logits, np.float32)
-    LogitEdit.of(batch_of((prompt, output, sampling)), 0, sampling).apply(row)
+    LogitEdit.of(batch_of((prompt, output, sampling)), 0, sampling, SeenTokens()).apply(row)
     return row.tolist()
 
 
@@ -181,10 +182,11 @@ def test_a_sequence_keeps_its_features_when_it_moves_to_another_row() -> None:
     batch = batch_of(([0], [1], SamplingParams(max_tokens=9)), ([0], [1], penalised))
     sampler = Sampler(max_num_seqs=8)
     before = sampler.prepare(batch, np.array([1], np.int32))
-    batch.seq_ids[0], batch.sampling[0], batch.token_ids[0, 1] = batch.seq_ids[1], penalised, 5
+    batch.seq_ids[0], batch.sampling[0], batch.num_tokens[0] = batch.seq_ids[1], penalised, 3
+    batch.token_ids[0, :3] = [0, 1, 5]
     after = sampler.prepare(batch, np.array([0], np.int32))
     assert ([0], [0]) == (list(before.edits), list(after.edits))
-    assert after.edits[0].token_ids.tolist() == [0, 5]
+    assert ([0, 1, 5], [0, 1, 1]) == (after.edits[0].seen.tolist(), after.edits[0].num_uses.tolist())
 
 
 def test_parameters_are_gathered_again_when_the_order_changes() -> None:

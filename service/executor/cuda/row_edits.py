@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from service.core.types import Float32Array, Int32Array
-from service.executor.logit_edits import LogitEdit
+from service.executor.logit_edits import LogitEdit, has_penalty
 from service.executor.sampler import SamplingJob
 
 NO_LOGPROBS: Final = -1
@@ -21,7 +21,7 @@ NO_LOGPROBS: Final = -1
 class SamplingBounds:
     """What the device's buffers hold."""
 
-    max_edits: int = 1 << 16  # of all rows of a step, each of one token's logit
+    max_edits: int = 1 << 18  # of all rows of a step, each of one token's logit
     max_top: int = 20  # likeliest tokens of a row
 
 
@@ -50,7 +50,7 @@ class DividedJob:
 
         It samples some of them itself, or the next step's penalties depend on them.
         """
-        return bool(self.host_rows) or any(edit.has_penalty for edit in self.job.edits.values())
+        return bool(self.host_rows) or any(has_penalty(edit.params) for edit in self.job.edits.values())
 
 
 def divide(job: SamplingJob, bounds: SamplingBounds) -> DividedJob:
@@ -75,18 +75,19 @@ def divide(job: SamplingJob, bounds: SamplingBounds) -> DividedJob:
 
 
 def edit_columns(edit: LogitEdit) -> Int32Array:
-    """int32[3, num_edits] as in RowEdits: each token that may change once, ascending."""
-    biased = np.array([token_id for token_id, _ in edit.params.logit_bias], np.int32)
-    tokens = np.unique(np.concatenate([edit.token_ids, biased, edit.banned_token_ids]))
+    """int32[3, num_edits] as in RowEdits: each token that may change once, in any order."""
+    params = edit.params
+    if not params.logit_bias and not len(edit.banned_token_ids):
+        return np.stack([edit.seen, edit.num_uses, np.zeros_like(edit.seen)])
+    biased = np.array([token_id for token_id, _ in params.logit_bias], np.int32)
+    tokens = np.unique(np.concatenate([edit.seen, biased, edit.banned_token_ids]))
     columns: Int32Array = np.empty((3, len(tokens)), np.int32)
     columns[0] = tokens
     counts, biases = columns[1], columns[2].view(np.float32)
     counts[:] = -1
     biases[:] = 0.0
-    counts[np.searchsorted(tokens, edit.token_ids)] = 0
-    used, num_uses = np.unique(edit.token_ids[edit.num_prompt_tokens :], return_counts=True)
-    counts[np.searchsorted(tokens, used)] = num_uses
-    biases[np.searchsorted(tokens, biased)] = [bias for _, bias in edit.params.logit_bias]
+    counts[np.searchsorted(tokens, edit.seen)] = edit.num_uses
+    biases[np.searchsorted(tokens, biased)] = [bias for _, bias in params.logit_bias]
     biases[np.searchsorted(tokens, edit.banned_token_ids)] = -np.inf
     return columns
 
