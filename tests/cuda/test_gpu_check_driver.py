@@ -31,8 +31,9 @@ def steps(tmp_path_factory) -> dict[str, dict]:
     flags = ["-std=c++17", "-O1", f"-DSTUB_MEMORY_BYTES={MEMORY_BYTES}", "-shared", "-fPIC"]
     subprocess.run(["g++", *flags, str(source), "-o", str(folder / "libcuda.so.1"), "-ldl"], check=True)
     environment = os.environ | {"LD_LIBRARY_PATH": str(folder), "PATH": str(folder)}  # no tools there
-    command = [sys.executable, "-m", "tests.cuda.gpu_check", "--steps", ",".join(STEPS), "--out", str(folder / "out")]
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    command = [sys.executable, "-m", "tests.cuda.gpu_check", "--steps", ",".join(STEPS), "--patience", "10"]
+    command += ["--out", str(folder / "out")]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert 1 == ended.returncode, ended.stderr
     found = json.loads((folder / "out" / "results.json").read_text())
     return {step["name"]: step for step in found["steps"] if step["reason"] != "not chosen"}

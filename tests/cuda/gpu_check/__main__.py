@@ -23,13 +23,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "sim"), default="cuda")
     parser.add_argument("--part", type=int, choices=(1, 2), help="1: right? 2: fast? (default: both)")
     parser.add_argument("--steps", help=f"comma-separated, of {', '.join(names)} (default: all)")
+    parser.add_argument(
+        "--patience", type=float, help="multiplies every step's limit (default: 1, on the simulator 10)"
+    )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     chosen = options.steps.split(",") if options.steps else names
     if unknown := set(chosen) - set(names):
         parser.error(f"--steps: there is no {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     steps = [step for step in STEPS if options.part in (None, step.part)]
-    results = run_steps(steps, options.device, chosen, options.out)
+    patience = options.patience or (10 if options.device == "sim" else 1)
+    results = run_steps(steps, options.device, chosen, options.out, patience=patience)
     if options.part != 1:
         results.append(compare(results, options.device))
     print(write_report(results, options.device, options.out))

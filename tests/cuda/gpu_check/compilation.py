@@ -21,6 +21,7 @@ from service.executor.cuda.kernels import (
 from tests.cuda.gpu_check.device import CheckDevice, StepFailedError
 from tests.cuda.gpu_check.report import Row
 from tests.cuda.gpu_check.resources import expected_blocks
+from tests.cuda.gpu_check.tools import clocks, find_tool
 from tests.cuda.kernel_builds import MACROS
 
 Cubin = tuple[str, tuple[str, ...]]  # a source's name and its macros
@@ -28,8 +29,9 @@ MODEL_SCALARS = (Scalar.BF16, Scalar.HALF)
 
 
 def environment(device: CheckDevice) -> Iterator[Row]:
-    """Card, driver and versions."""
-    yield device.describe()
+    """Card, driver, clocks, versions and tools."""
+    found = [name for name in ("compute-sanitizer", "ncu", "nvcc") if find_tool(name)]
+    yield {**device.describe(), "clocks, power": clocks(), "tools": ", ".join(found) or "none"}
 
 
 def compilation(device: CheckDevice) -> Iterator[Row]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -49,12 +50,13 @@ def model_times(device: CheckDevice) -> Iterator[Row]:
     """Tokens a second of decode steps, batch over whole step; steps of one batch follow each other."""
     faults = []
     for spec in SPECS[device.name]:
-        folder = write_model(spec, device.folder / "models" / spec.name.split(",")[0])
-        eager = {batch: times for batch, times, _ in _times(device, folder, "off")}
-        for batch, times, taken in _times(device, folder, "eager"):
-            yield _row(spec, batch, eager[batch], times, taken)
-            if device.name == "cuda":
-                faults += judge(spec, batch, eager[batch], times)
+        with TemporaryDirectory() as folder:  # gigabytes, which nobody wants among the results
+            model_dir = write_model(spec, Path(folder))
+            eager = {batch: times for batch, times, _ in _times(device, model_dir, "off")}
+            for batch, times, taken in _times(device, model_dir, "eager"):
+                yield _row(spec, batch, eager[batch], times, taken)
+                if device.name == "cuda":
+                    faults += judge(spec, batch, eager[batch], times)
     if faults:
         raise StepFailedError("; ".join(faults))
 

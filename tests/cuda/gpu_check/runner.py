@@ -22,16 +22,22 @@ from tests.cuda.gpu_check.steps import Step
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def run_steps(steps: Sequence[Step], device: str, chosen: Sequence[str], out: Path) -> list[Result]:
-    """A result for each step, in order, whatever becomes of the others. Says on standard error what runs."""
+def run_steps(
+    steps: Sequence[Step], device: str, chosen: Sequence[str], out: Path, *, patience: float = 1
+) -> list[Result]:
+    """A result for each step, in order, whatever becomes of the others. Says on standard error what runs.
+
+    `patience` multiplies every limit.
+    """
     out.mkdir(parents=True, exist_ok=True)
     results = []
     for step in steps:
         if step.name not in chosen:
             results.append(Result(step.number, step.name, NOT_RUN, "not chosen", []))
             continue
-        print(f"{step.name}, at most {step.limit_s:g} s ...", file=sys.stderr, flush=True)
-        results.append(_run_in_process(step, device, out))
+        limit_s = patience * step.limit_s
+        print(f"{step.name}, at most {limit_s:g} s ...", file=sys.stderr, flush=True)
+        results.append(_run_in_process(step, device, out, limit_s))
         print(f"{step.name}: {results[-1].status} {results[-1].reason}", file=sys.stderr, flush=True)
     return results
 
@@ -52,17 +58,17 @@ def run_command(command: Sequence[str], limit_s: float, said: IO[str], **options
         process.wait()
 
 
-def _run_in_process(step: Step, device: str, out: Path) -> Result:
+def _run_in_process(step: Step, device: str, out: Path, limit_s: float) -> Result:
     written, said = ((out / f"step-{step.name}.{kind}").resolve() for kind in ("jsonl", "log"))
     written.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.cuda.gpu_check.step_process", step.function, device, str(written)]
     with said.open("w") as log:
-        code = run_command(command, step.limit_s, log, cwd=ROOT)
+        code = run_command(command, limit_s, log, cwd=ROOT)
     rows, end = _read(written)
     if end is not None:
         return Result(step.number, step.name, end["status"], end["reason"], rows)
     if code is None:
-        return Result(step.number, step.name, FAILED, f"not done within {step.limit_s:g} s", rows)
+        return Result(step.number, step.name, FAILED, f"not done within {limit_s:g} s", rows)
     last = (said.read_text(errors="replace").strip() or "it said nothing").splitlines()[-1]
     return Result(step.number, step.name, FAILED, f"its process ended with {code}: {last}", rows)
 

@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,3 +31,17 @@ def find_tool(name: str, root: Path = Path("/")) -> Path | None:
 
 def module_command(module: str, arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", f"tests.cuda.gpu_check.{module}", *arguments]
+
+
+def clocks() -> str:
+    """What nvidia-smi says of clocks now, power and temperature, of the first card; why it says nothing."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "nvidia-smi is not found"
+    query = "clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
+    command = [tool, f"--query-gpu={query}", "--format=csv,noheader", "--id=0"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"nvidia-smi: {error}"
+    return (said.stdout or said.stderr).strip()

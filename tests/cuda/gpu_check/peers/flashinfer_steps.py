@@ -1,13 +1,15 @@
 """FlashInfer over the same pages: decode with and without tensor cores, prefill.
 
 Its kernels are compiled when they are first used, which takes nvcc, and `libcuda.so` on LIBRARY_PATH.
+
+python -m tests.cuda.gpu_check.peers.flashinfer_steps    compiles them beforehand, which may take minutes
 """
 
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
 
-from tests.cuda.gpu_check.attention_cases import HEADS
+from tests.cuda.gpu_check.attention_cases import HEADS, TimedCase, decode_case
 from tests.cuda.gpu_check.device import CheckDevice, NotRunError
 from tests.cuda.gpu_check.peers.torch_case import (
     PAGE,
@@ -22,6 +24,7 @@ from tests.cuda.gpu_check.peers.torch_case import (
 from tests.cuda.gpu_check.report import Row
 
 WORKSPACE_BYTES = 256 << 20
+DECODERS = (("flashinfer", False), ("flashinfer tensor cores", True))
 
 
 def times(device: CheckDevice) -> Iterator[Row]:
@@ -38,7 +41,7 @@ def times(device: CheckDevice) -> Iterator[Row]:
 
 def _rows(clock: TorchClock, flashinfer: ModuleType) -> Iterator[Row]:
     cases = [case for case in peer_decode_cases() if case.heads == HEADS[0]]  # every head dimension is compiled anew
-    for peer, is_tensor in (("flashinfer tensor cores", True), ("flashinfer", False)):
+    for peer, is_tensor in DECODERS:
         for case in cases:
             yield _timed(
                 clock,
@@ -94,3 +97,19 @@ def pages(made: TorchCase):
 
 def _workspace(made: TorchCase):
     return made.torch.zeros(WORKSPACE_BYTES, dtype=made.torch.uint8, device=made.q.device)
+
+
+def main() -> None:
+    """A small case of each kind."""
+    import torch
+
+    clock, flashinfer = TorchClock(torch), import_module("flashinfer")
+    for peer, is_tensor in DECODERS:
+        made = TorchCase(clock, decode_case(1, 512, HEADS[0]))
+        print(_timed(clock, made, peer, lambda made, is_tensor=is_tensor: decode(flashinfer, made, is_tensor)))
+    made = TorchCase(clock, TimedCase("prefill", (512,), (512,), HEADS[0]))
+    print(_timed(clock, made, "flashinfer", lambda made: prefill(flashinfer, made)))
+
+
+if __name__ == "__main__":
+    main()
