@@ -5,6 +5,8 @@ import os
 import select
 import signal
 import sys
+from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
@@ -54,12 +56,23 @@ def cannot_run(_device):
     raise NotRunError("no card")
 
 
+def lacks_a_package(_device):
+    yield {"row": 1}
+    import_module("a_package_that_is_not_there")
+
+
+def lacks_a_module_of_ours(_device):
+    yield from ()
+    import_module("tests.cuda.not_there")
+
+
 def passes(device):
     yield {"device": device.name}
 
 
 def test_steps_that_end_in_any_way_are_reported_and_the_others_still_run(tmp_path):
     names = ("raises", "exits", "is_killed", "cannot_run", "finds_a_wrong_case", "passes")
+    names = (*names, "lacks_a_package", "lacks_a_module_of_ours")
     steps = [Step(i, name, f"{HERE}:{name}", 60) for i, name in enumerate(names)]
     results = run_steps(steps, "sim", names, tmp_path)
     assert [
@@ -69,14 +82,21 @@ def test_steps_that_end_in_any_way_are_reported_and_the_others_still_run(tmp_pat
         Result(3, "cannot_run", "not run", "no card", []),
         Result(4, "finds_a_wrong_case", "failed", "1 of 2 cases is wrong", [{"case": "a"}, {"case": "b"}]),
         Result(5, "passes", "passed", "", [{"device": "sim"}]),
-    ] == results
+        Result(6, "lacks_a_package", "not run", "No module named 'a_package_that_is_not_there'", [{"row": 1}]),
+        Result(7, "lacks_a_module_of_ours", "failed", "No module named 'tests.cuda.not_there'", []),
+    ] == [replace(each, said="") for each in results]
+    said = {each.name: each.said for each in results}
+    assert "last words" == said["is_killed"]
+    assert said["raises"].startswith("Traceback") and said["raises"].endswith("in two lines")
+    assert "" == said["cannot_run"] + said["finds_a_wrong_case"] + said["passes"]
     assert 1 == exit_code(results)
-    assert 0 == exit_code(results[3:4] + results[5:])
+    assert 0 == exit_code(results[3:4] + results[5:7])
     text = write_report(results, "sim", tmp_path)
     assert "\n## 5. passes\n\n| device |\n| --- |\n| sim |\n" in text
+    assert "\nWhat is_killed printed at last:\n\n    last words\n" in text
     lines = text.splitlines()
-    assert "## Steps" == lines[-10]
-    assert r"| 0 | raises | failed | AssertionError: planted \| failure in two lines |" == lines[-6]
+    assert "## Steps" == lines[-12]
+    assert r"| 0 | raises | failed | AssertionError: planted \| failure in two lines |" == lines[-8]
 
 
 def test_a_step_that_overruns_has_failed(tmp_path):
@@ -127,8 +147,8 @@ def test_a_part_takes_at_most_eight_minutes(part):
     assert sum(step.limit_s for step in STEPS if step.part == part) <= PART_LIMIT_S
 
 
-NEEDS_TORCH = {"flashinfer", "sdpa", "flex-attention", "triton"}
-NEEDS_GPU = {"sanitizers", "ort-paged-attention", "ncu"}
+NEEDS_TORCH = {"flashinfer", "sdpa", "torch-matmul", "flex-attention", "triton"}
+NEEDS_GPU = {"newer-cubin", "sanitizers", "ort-paged-attention", "ncu"}
 
 
 @pytest.mark.parametrize("part", [1, 2])

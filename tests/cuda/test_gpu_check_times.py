@@ -67,6 +67,8 @@ def test_the_read_only_kernel_reads_every_word(tmp_path):
     """An odd number of copies of a random chunk: their xor is that of the chunk, or the step fails."""
     with open_device("sim", tmp_path) as device:
         assert read_rate(device, 3 << 20) > 0
+        # 62,501 quads for 6,144 threads: ten each, eight of them at a time, and 1,061 threads have one more
+        assert read_rate(device, 1_000_016) > 0
 
 
 def test_bytes_and_operations_are_counted():

@@ -15,7 +15,7 @@ from cuda.bindings import driver
 from service.errors import ConfigError, ExecutorError
 from service.executor.cuda.device import Provider, UInt8Array
 from service.executor.cuda.launch import CudaOps, LoadedKernel
-from service.executor.cuda.probe import CUDA_PROVIDER, require_cuda
+from service.executor.cuda.probe import CUDA_PROVIDER, require_driver
 
 
 class CudaDriver:
@@ -26,7 +26,7 @@ class CudaDriver:
 
     def __init__(self, ops: CudaOps) -> None:
         """Raises ConfigError, naming what is missing, on a machine without a usable GPU."""
-        require_cuda()
+        require_driver()
         self.launch_address = ops.driver_launch()
         with ExitStack() as undo:
             try:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from cuda.bindings import driver
 
 from service.executor.cuda.driver import driver_call
-from service.executor.cuda.probe import require_cuda
+from service.executor.cuda.probe import require_driver
 
 
 class DriverModules:
@@ -19,7 +19,7 @@ class DriverModules:
 
     def __init__(self) -> None:
         """Raises ConfigError without a usable GPU."""
-        require_cuda()
+        require_driver()
         self._device = driver_call(driver.cuDeviceGet, 0)
         self._modules = ExitStack()
 

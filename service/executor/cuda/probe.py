@@ -16,14 +16,25 @@ _DRIVER_LIBRARY: Final = "libcuda.so.1"
 
 
 def require_cuda() -> None:
-    """Raise ConfigError, with what is missing in one line, where no GPU can be used."""
+    """Raise ConfigError, with what is missing in one line, where no model can be served on a GPU."""
+    require_driver()
+    if CUDA_PROVIDER not in ort.get_available_providers():
+        raise _refusal("this ONNX Runtime has no CUDA provider: install onnxruntime-gpu")
+
+
+def require_driver() -> None:
+    """Raise ConfigError, with what is missing in one line, where no kernel can be run on a GPU."""
     missing = _missing()
     if missing is not None:
-        raise ConfigError(f"device: cuda cannot be used: {missing}")
+        raise _refusal(missing)
+
+
+def _refusal(missing: str) -> ConfigError:
+    return ConfigError(f"device: cuda cannot be used: {missing}")
 
 
 def _missing() -> str | None:
-    """What keeps this machine from serving on a GPU; None: nothing that can be told before trying."""
+    """What keeps this machine from running kernels; None: nothing that can be told before trying."""
     try:
         library = ctypes.CDLL(_DRIVER_LIBRARY)
     except OSError:
@@ -35,8 +46,6 @@ def _missing() -> str | None:
     code = library.cuDeviceGetCount(ctypes.byref(count))
     if code != 0 or count.value < 1:
         return "the NVIDIA driver finds no GPU"
-    if CUDA_PROVIDER not in ort.get_available_providers():
-        return "this ONNX Runtime has no CUDA provider: install onnxruntime-gpu"
     if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
         return "the package cuda-python is not installed"
     return None

@@ -12,6 +12,7 @@ from service.executor.config import ExecutorConfig
 from service.executor.cuda.requirements import require_cuda_model
 from service.executor.factory import create_executor
 from tests.cuda.gpu_check.device import CheckDevice
+from tests.cuda.gpu_check.ort_session import need_provider
 from tests.cuda.host_executor import HostExecutor
 from tests.cuda.simulated_kernels import SimulatedKernels
 
@@ -26,7 +27,8 @@ class OpenExecutor:
 
 @contextmanager
 def cuda_executor(device: CheckDevice, config: ExecutorConfig) -> Iterator[OpenExecutor]:
-    """Warmed up; closed in the end. Its buckets are told by its own log."""
+    """Warmed up; closed in the end. Its buckets are told by its own log. Raises NotRunError without a provider."""
+    need_provider(device)
     before = device.free_bytes()
     with capture_logs() as events:
         executor = _create(device, config)

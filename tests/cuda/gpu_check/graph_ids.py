@@ -6,9 +6,9 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from service.executor.cuda.assembly import preload_cuda_libraries, quiet_onnxruntime
 from service.executor.cuda.session import EAGER
 from tests.cuda.gpu_check.device import CheckDevice, StepFailedError
+from tests.cuda.gpu_check.ort_session import memory_name, open_session
 from tests.cuda.gpu_check.report import Row
 
 # Graph id, which counter is bound, which counter must move, by how much on a GPU; the simulator has no graphs.
@@ -49,15 +49,9 @@ class Counters:
 
     def __init__(self, device: CheckDevice) -> None:
         self._device = device
-        is_gpu = device.name == "cuda"
-        providers = device.driver.providers(captures=True) if is_gpu else ["CPUExecutionProvider"]
-        with quiet_onnxruntime():
-            preload_cuda_libraries()
-            self._session = ort.InferenceSession(counting_model(), providers=providers)
-        if is_gpu and self._session.get_providers()[0] != providers[0][0]:
-            raise StepFailedError(f"ONNX Runtime's {providers[0][0]} does not start")
+        self._session = open_session(device, counting_model(), captures=True)
         self._addresses = [device.upload(np.zeros(1, np.float32)) for _ in range(2)]
-        self._bindings = [self._bind(address, "cuda" if is_gpu else "cpu") for address in self._addresses]
+        self._bindings = [self._bind(address, memory_name(device)) for address in self._addresses]
 
     def _bind(self, address: int, memory: str) -> ort.IOBinding:
         binding = self._session.io_binding()

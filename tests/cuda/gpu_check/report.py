@@ -19,6 +19,7 @@ class Result:
     status: str
     reason: str
     rows: list[Row]  # of its table; same keys in each, or fewer
+    said: str = ""  # of a failed step: the end of what its process printed
 
 
 def write_report(results: Sequence[Result], device: str, out: Path) -> str:
@@ -41,6 +42,13 @@ def _rendered(results: Sequence[Result], date: str, device: str, machine: Row) -
             keys = list(dict.fromkeys(key for row in result.rows for key in row))
             cells = [[row.get(key, "") for key in keys] for row in result.rows]
             lines += ["", f"## {result.number}. {result.name}", "", *table(keys, cells)]
+        if result.said:
+            lines += [
+                "",
+                f"What {result.name} printed at last:",
+                "",
+                *(f"    {line}" for line in result.said.splitlines()),
+            ]
     steps = [(each.number, each.name, each.status, each.reason) for each in results]
     lines += ["", "## Steps", "", *table(("#", "step", "result", "reason"), steps)]
     return "\n".join(lines) + "\n"

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -20,6 +21,8 @@ from tests.cuda.gpu_check.report import FAILED, NOT_RUN, PASSED, Result, Row
 from tests.cuda.gpu_check.steps import Step
 
 ROOT = Path(__file__).resolve().parents[3]
+KEPT_CHARACTERS = 3000  # of what a failed step printed
+OURS = ("graphs", "service", "tests")
 
 
 def run_steps(
@@ -65,12 +68,14 @@ def _run_in_process(step: Step, device: str, out: Path, limit_s: float) -> Resul
     with said.open("w") as log:
         code = run_command(command, limit_s, log, cwd=ROOT)
     rows, end = _read(written)
+    text = said.read_text(errors="replace").strip()
     if end is not None:
-        return Result(step.number, step.name, end["status"], end["reason"], rows)
-    if code is None:
-        return Result(step.number, step.name, FAILED, f"not done within {limit_s:g} s", rows)
-    last = (said.read_text(errors="replace").strip() or "it said nothing").splitlines()[-1]
-    return Result(step.number, step.name, FAILED, f"its process ended with {code}: {last}", rows)
+        status, reason = end["status"], end["reason"]
+    elif code is None:
+        status, reason = FAILED, f"not done within {limit_s:g} s"
+    else:
+        status, reason = FAILED, f"its process ended with {code}: {(text or 'it said nothing').splitlines()[-1]}"
+    return Result(step.number, step.name, status, reason, rows, text[-KEPT_CHARACTERS:] if status == FAILED else "")
 
 
 def _read(written: Path) -> tuple[list[Row], dict[str, str] | None]:
@@ -102,8 +107,12 @@ def run_step(function: str, device_name: str, written: Path) -> None:
                     write({"row": row})
         except NotRunError as error:
             status, reason = NOT_RUN, str(error)
+        except ModuleNotFoundError as error:
+            is_ours = (error.name or "").partition(".")[0] in OURS
+            status, reason = FAILED if is_ours else NOT_RUN, str(error)
         except StepFailedError as error:
             status, reason = FAILED, str(error)
         except Exception as error:  # a step may fail in any way; that is what is reported
+            traceback.print_exc()
             status, reason = FAILED, f"{type(error).__name__}: {error}"
         write({"status": status, "reason": reason})

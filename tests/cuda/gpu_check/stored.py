@@ -16,15 +16,19 @@ import ml_dtypes
 import numpy as np
 
 from graphs.op_twins_attention import AttentionSpec
+from service.executor.cuda.compiler import compile_cubin
 from service.executor.cuda.kernels import KernelConfig, Scalar
 from tests.cuda.attention_problem import E4M3, Problem, decode_plan, make_arrays, prefill_plan
-from tests.cuda.gpu_check.device import CheckDevice, StepFailedError, open_device
+from tests.cuda.gpu_check.ceilings import READ_ONLY, read_rate
+from tests.cuda.gpu_check.device import CheckDevice, NotRunError, StepFailedError, need_gpu, open_device
 from tests.cuda.gpu_check.report import Row
 from tests.cuda.sampling_rows import Rows
 from tests.cuda.sim_kernels import Out, SimKernels
 from tests.cuda.test_rope_kernel import POSITIONS, SLOTS, RopeCase
 
 FOLDER = Path(__file__).resolve().parents[1] / "stored"
+CUBIN_ARCHITECTURE = "sm_90"
+CUBIN = FOLDER / f"read_only-{CUBIN_ARCHITECTURE}.cubin"
 MAX_ULPS = 2.0
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "e4m3": E4M3}  # which .npz does not know
 
@@ -170,12 +174,25 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     return found["before"], found["after"]
 
 
+def newer_cubin(device: CheckDevice) -> Iterator[Row]:
+    """Whether this driver runs a cubin that another machine's NVRTC has made, the newest when it was stored."""
+    gpu = need_gpu(device, "the simulator runs no cubins")
+    architecture = gpu.modules.architecture
+    if architecture != CUBIN_ARCHITECTURE:
+        raise NotRunError(f"the stored cubin is for {CUBIN_ARCHITECTURE}, this is {architecture}")
+    module = gpu.modules.load(CUBIN.read_bytes())
+    kernel = gpu.modules.function(module, "read_only")
+    rate = read_rate(device, 1 << 26, kernel)
+    yield {"cubin": CUBIN.name, "driver": gpu.describe()["driver"], "GB/s": round(rate / 1e9, 1)}
+
+
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     with TemporaryDirectory() as folder, open_device("sim", Path(folder)) as device:
         for name, make in CASES.items():
             case = make()
             write(FOLDER / f"{name}.npz", case.arrays, case.run(device, case.arrays))
+    CUBIN.write_bytes(compile_cubin(READ_ONLY, CUBIN_ARCHITECTURE).cubin)
 
 
 if __name__ == "__main__":

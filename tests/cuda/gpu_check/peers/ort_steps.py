@@ -12,11 +12,11 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from service.executor.cuda.assembly import preload_cuda_libraries, quiet_onnxruntime
 from tests.cuda.gpu_check.attention_cases import HEADS, TimedCase
 from tests.cuda.gpu_check.attention_step import bf16
 from tests.cuda.gpu_check.attention_times import ROTATED_BYTES, num_pools
-from tests.cuda.gpu_check.device import CheckDevice, StepFailedError, need_gpu
+from tests.cuda.gpu_check.device import CheckDevice, NotRunError, need_gpu
+from tests.cuda.gpu_check.ort_session import open_session
 from tests.cuda.gpu_check.peers.torch_case import MAX_ERROR, checked, peer_decode_cases
 from tests.cuda.gpu_check.report import Row
 from tests.cuda.gpu_check.timing import time_calls
@@ -39,6 +39,8 @@ def _rows(device: CheckDevice) -> Iterator[Row]:
             row: Row = {"case": case.name, "peer": f"ort PagedAttention, blocks of {block_size}"}
             try:
                 yield row | _time(device, case, block_size)
+            except NotRunError:
+                raise
             except Exception as error:  # what ONNX Runtime raises; the next case may still run
                 said = (str(error).strip() or "no message").splitlines()[0]
                 yield row | {"not timed": f"{type(error).__name__}: {said[:200]}"}
@@ -109,12 +111,7 @@ class OrtCase:
         self._out = np.full((batch, heads.num_heads * heads.head_dim), 0xFFFF, np.uint16)  # NaN
         self._out_address = self._upload(self._out)
         self._bounds = ort.OrtValue.ortvalue_from_numpy(np.array([1, context], np.int32))
-        providers = device.driver.providers(captures=False)
-        with quiet_onnxruntime():
-            preload_cuda_libraries()
-            self._session = ort.InferenceSession(paged_attention_model(case, block_size), providers=providers)
-        if self._session.get_providers()[0] != providers[0][0]:
-            raise StepFailedError(f"ONNX Runtime's {providers[0][0]} does not start")
+        self._session = open_session(device, paged_attention_model(case, block_size))
         self._options = ort.RunOptions()
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         cache = (batch * columns, block_size, heads.num_kv_heads, heads.head_dim)

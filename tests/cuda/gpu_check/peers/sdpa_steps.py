@@ -14,11 +14,24 @@ from tests.cuda.gpu_check.peers.torch_case import (
     time_peer,
 )
 from tests.cuda.gpu_check.report import Row
+from tests.cuda.gpu_check.timing import time_calls
+
+MATRIX = {"sim": 64, "cuda": 8192}
 
 
 def times(device: CheckDevice) -> Iterator[Row]:
     clock = TorchClock(import_torch(device))
     return checked(_rows(clock))
+
+
+def matmul(device: CheckDevice) -> Iterator[Row]:
+    """A product of bfloat16 matrices, beside ONNX Runtime's."""
+    clock = TorchClock(import_torch(device))
+    size = MATRIX[clock.name]
+    a, b = (clock.torch.randn(size, size, dtype=clock.torch.bfloat16, device=clock.place) for _ in range(2))
+    out = clock.torch.empty_like(a)
+    timing = time_calls(clock, lambda _: clock.torch.mm(a, b, out=out), 2)
+    yield {"product": f"{size}^3 bf16", **timing.cells(), "TFLOP/s": round(2 * size**3 / timing.best / 1e12, 1)}
 
 
 def _rows(clock: TorchClock) -> Iterator[Row]:
