@@ -55,18 +55,20 @@ def test_the_matrix_on_a_gpu_is_the_whole_product():
     """2 types, 4 head dimensions, 2 block sizes, 2 kinds of KV, 4 groups; 5 problems each; 9 long ones a type and D."""
     assert 2 * 4 * 2 * 2 * 4 * 5 + 2 * 4 * 9 == len(attention_cases("cuda"))
     assert 2 * 4 * 2 * 2 * 2 == len(rope_cases("cuda"))
-    # rope: 2 types, 4 D, 2 BS, 2 KV; attention the same; combine: 2 types, 4 D; sampling: 3 kinds of logits
-    assert 32 + 32 + 8 + 3 == len(all_cubins(227 << 10))
+    # rope: 2 types, 4 D, 2 BS, 2 KV; attention the same; combine: 2 types, 4 D; sampling: 3 kinds of logits;
+    # as the product compiles them: 4 sources, 2 types, 4 D, 2 KV
+    assert 32 + 32 + 8 + 3 + 4 * 2 * 4 * 2 == len(all_cubins(227 << 10))
 
 
 def test_blocks_that_fit_follow_from_registers_shared_memory_and_threads():
     def blocks(registers, threads, shared):
         return expected_blocks(KernelResources("k", registers, 0, threads, shared, None))
 
-    # 124 registers round to 128 a thread: 4096 a warp, 4 warps, 65536 / 16384 = 4; shared 228 / (74 + 1) = 3
+    # 124 registers round to 128 a thread: 4096 a warp, 4 in a quarter, 16 warps, 4 blocks; shared 228 / (74 + 1) = 3
     assert 3 == blocks(124, 128, 74 << 10)
     assert 4 == blocks(124, 128, 56 << 10)
-    assert 3 == blocks(129, 128, 0)  # 136 a thread, 4352 a warp: 15 warps, 3 blocks of 4
+    assert 3 == blocks(129, 128, 0)  # 136 a thread, 4352 a warp: 3 in a quarter's 16384, 12 warps
+    assert 5 == blocks(104, 96, 0)  # 3328 a warp: 4 in a quarter, 16 warps; 19 would be 6 blocks of 3
     assert 2 == blocks(16, 1024, 0)  # 2048 threads
     assert 32 == blocks(16, 32, 0)
 

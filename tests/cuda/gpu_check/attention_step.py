@@ -23,7 +23,8 @@ class AttentionStep:
         self._device, self._case = device, case
         self._addresses: list[int] = []
         heads = case.heads
-        config = kernel_config(device, Scalar.BF16, heads.head_dim, BLOCK_SIZE, is_fp8=case.is_kv_fp8)
+        kinds = {"is_fp8": case.is_kv_fp8, "logit": Scalar.BF16}  # as in step 1, which has compiled it
+        config = kernel_config(device, Scalar.BF16, heads.head_dim, BLOCK_SIZE, **kinds)
         self._kernels = device.kernels(config)
         resident = device.num_sms * device.blocks_per_sm(self._kernels["attn_decode"])
         self._limits = PlanLimits(

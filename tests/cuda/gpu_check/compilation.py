@@ -74,16 +74,20 @@ def kernel_config(
 
 
 def all_cubins(max_shared_bytes: int) -> list[Cubin]:
-    """Of every source with every set of macros that later steps ask for: as kernel tests compile it, each once."""
+    """Of every source with every set of macros that later steps ask for, each once.
+
+    Kernel tests give a source the macros that it depends on; the product, whose configurations have their logits in the
+    model's type and blocks of 16 here, gives it all of them.
+    """
     cubins: dict[Cubin, None] = {}
-    for scalar, head_dim, block_size, is_fp8, logit in product(
-        MODEL_SCALARS, HEAD_DIMS, BLOCK_SIZES, (False, True), Scalar
-    ):
+    choices = product(MODEL_SCALARS, HEAD_DIMS, BLOCK_SIZES, (False, True), Scalar)
+    for scalar, head_dim, block_size, is_fp8, logit in choices:
         tile = choose_tile_tokens(head_dim, is_fp8, max_shared_bytes)
         config = KernelConfig(scalar, head_dim, block_size, tile, is_fp8, logit)
         for source in {spec.source for spec in kernel_specs(config)}:
-            macros = tuple(each for each in config.definitions if each.split("=")[0] in MACROS[source])
-            cubins[source, macros] = None
+            cubins[source, tuple(each for each in config.definitions if each.split("=")[0] in MACROS[source])] = None
+            if (block_size, logit) == (16, scalar):
+                cubins[source, config.definitions] = None
     return sorted(cubins)
 
 

@@ -23,6 +23,7 @@ from tests.cuda.launch_gate import LAUNCH_TYPE
 
 Enqueue = Callable[[int], None]
 ATTRIBUTE = driver.CUdevice_attribute
+DATA_SHEETS = {"H200": 4.8e12}  # bytes a second of the memory
 
 
 class CudaModule:
@@ -46,6 +47,8 @@ class CudaDevice:
         self.driver = CudaDriver(CudaOps(OpLibrary().functions))
         self.modules = DriverModules()
         self.cache = CubinCache(folder / "kernels")
+        name: bytes = driver_call(driver.cuDeviceGetName, 64, driver_call(driver.cuDeviceGet, 0))
+        self.card = name.split(b"\0")[0].decode()
         self.num_sms = self.driver.num_sms
         self.max_shared_bytes = self.modules.max_shared_bytes
         self.l2_bytes = self.attribute(ATTRIBUTE.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
@@ -66,9 +69,8 @@ class CudaDevice:
         return int(driver_call(driver.cuDeviceGetAttribute, attribute, driver_call(driver.cuDeviceGet, 0)))
 
     def describe(self) -> dict[str, str]:
-        name = driver_call(driver.cuDeviceGetName, 64, driver_call(driver.cuDeviceGet, 0)).split(b"\0")[0].decode()
         number = int(driver_call(driver.cuDriverGetVersion))
-        card = f"{name}, {self.modules.architecture}, {self.num_sms} SMs, {self.free_bytes():,} bytes free"
+        card = f"{self.card}, {self.modules.architecture}, {self.num_sms} SMs, {self.free_bytes():,} bytes free"
         clock = self.attribute(ATTRIBUTE.CU_DEVICE_ATTRIBUTE_CLOCK_RATE) // 1000
         memory = (
             f"{self.l2_bytes >> 20} MiB of L2, at most {clock} MHz, data sheet {self.peak_bytes_per_s() / 1e9:.0f} GB/s"
@@ -79,7 +81,10 @@ class CudaDevice:
         return {"card": card, "memory": memory, "driver": text, **versions()}
 
     def peak_bytes_per_s(self) -> float:
-        """By the memory's clock, two transfers a cycle, and the width of its bus."""
+        """Of the data sheet; of cards not known here, by the memory's clock, two transfers a cycle, and its bus."""
+        known = [rate for card, rate in DATA_SHEETS.items() if card in self.card]
+        if known:
+            return known[0]
         clock_hz = 1e3 * self.attribute(ATTRIBUTE.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
         return 2 * clock_hz * self.attribute(ATTRIBUTE.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH) / 8
 
@@ -96,12 +101,15 @@ class CudaDevice:
     def resources(self, config: KernelConfig) -> list[KernelResources]:
         """As the loaded functions report them."""
         attribute = driver.CUfunction_attribute
-        wanted = (attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)
+        wanted = ("NUM_REGS", "LOCAL_SIZE_BYTES", "SHARED_SIZE_BYTES")
         found = []
         for name, kernel in self.kernels(config).items():
             function = driver.CUfunction(kernel.function)
-            registers, local = (int(driver_call(driver.cuFuncGetAttribute, each, function)) for each in wanted)
-            block = (kernel.block_threads, kernel.shared_bytes, self.blocks_per_sm(kernel))
+            registers, local, static = (
+                int(driver_call(driver.cuFuncGetAttribute, attribute[f"CU_FUNC_ATTRIBUTE_{each}"], function))
+                for each in wanted
+            )
+            block = (kernel.block_threads, static + kernel.shared_bytes, self.blocks_per_sm(kernel))
             found.append(KernelResources(name, registers, local, *block))
         return found
 
