@@ -25,7 +25,14 @@ from service.executor.config import MAX_BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_BATCH
 from service.report.latency_limits import LatencyLimits
 from service.sim.arrivals import arrivals_named
 from service.sim.autoscaler import MAX_REPLICAS, AutoscaleRule
-from service.sim.latency import H200_NUM_BLOCKS, PROFILES, StepLatency, load_latency
+from service.sim.latency import (
+    H200_HOST_BLOCK_US,
+    H200_HOST_BLOCKS,
+    H200_NUM_BLOCKS,
+    PROFILES,
+    StepLatency,
+    load_latency,
+)
 from service.sim.lengths import RequestLengths, SeparateLengths, load_lengths, parse_lengths
 from service.sim.report import RunReport, html_report, json_report, run_report, text_report
 from service.sim.router import ROUTERS
@@ -35,13 +42,14 @@ from service.sim.workload import MAX_PREFIXES, NO_PREFIXES, SharedPrefixes, Tena
 EPILOG = """Lengths are fixed:N, uniform:LEAST:MOST or lognormal:MEDIAN:SIGMA. A trace is a file of JSON objects with
 arrival_s, prompt_tokens (or prompt_token_ids), output_tokens (or max_tokens) and perhaps tenant. Step times are a
 profile's name, a JSON object of overhead_ns, prefill_token_ns, decode_row_ns, context_token_ns and weights_ns, or what
-`chairlift bench step --json` printed. --rates, --batching, --policy, --router and --prefix-cache take several values:
-every combination is run, and the report compares them."""
+`chairlift bench step --json` printed. --rates, --batching, --policy, --router, --prefix-cache and --host-kv take
+several values: every combination is run, and the report compares them."""
 AXES = {
     "batching": get_args(BatchingMode),
     "policy": get_args(Policy),
     "router": tuple(ROUTERS),
     "prefix_cache": ("on", "off"),
+    "host_kv": ("off", "on"),
 }
 """Flags that take several values, beside the rates."""
 
@@ -54,6 +62,8 @@ WORKLOAD_FLAGS = (
 DEPLOYMENT_FLAGS = (
     NumberFlag("--num-blocks", whole_number(2, MAX_KV_SLOTS), H200_NUM_BLOCKS, "KV blocks"),
     NumberFlag("--block-size", whole_number(1, MAX_BLOCK_SIZE), 16, "tokens per block"),
+    NumberFlag("--host-blocks", whole_number(1, MAX_KV_SLOTS), H200_HOST_BLOCKS, "with --host-kv on: in host memory"),
+    NumberFlag("--host-block-us", real_number(0, 1e9), H200_HOST_BLOCK_US, "microseconds to copy one there, or back"),
     NumberFlag("--max-num-seqs", whole_number(1, MAX_NUM_SEQS), 512, "running sequences"),
     NumberFlag("--max-num-batched-tokens", whole_number(1, MAX_NUM_BATCHED_TOKENS), 8192, "tokens of a step"),
     NumberFlag("--max-model-len", whole_number(2, MAX_MODEL_LEN), 8192, "tokens of a sequence"),
@@ -129,6 +139,7 @@ def _add_deployment_arguments(parser: ArgumentParser) -> None:
         ("policy", "fcfs"),
         ("router", "least-loaded"),
         ("prefix_cache", "on"),
+        ("host_kv", "off"),
     ):
         text = f"{', '.join(AXES[axis])} (default {default})"
         group.add_argument(f"--{axis.replace('_', '-')}", type=_names, default=default, metavar="NAME,..", help=text)
@@ -163,6 +174,7 @@ def _shown(axis: str, value: str) -> str:
 def _deployment(
     args: Namespace, latency: StepLatency, chosen: dict[str, str], tenants: tuple[Tenant, ...]
 ) -> Deployment:
+    has_cache = chosen["prefix_cache"] == "on" and chosen["batching"] == "continuous"
     weights = tuple((tenant.name, tenant.weight) for tenant in tenants)
     config = SchedulerConfig(
         num_blocks=args.num_blocks,
@@ -173,7 +185,9 @@ def _deployment(
         max_waiting_requests=args.max_waiting_requests,
         max_waiting_tokens=1 << 50,
         ordering=OrderingConfig(policy=cast(Policy, chosen["policy"]), tenant_weights=weights),
-        prefix_cache=chosen["prefix_cache"] == "on" and chosen["batching"] == "continuous",
+        prefix_cache=has_cache,
+        num_host_blocks=args.host_blocks if has_cache and chosen["host_kv"] == "on" else 0,
+        host_block_ns=args.host_block_us * 1e3,
         batching=cast(BatchingMode, chosen["batching"]),
         batch_window_ns=round(args.batch_window_ms * 1e6) if chosen["batching"] == "dynamic" else 0,
         target_itl_ns=round(args.target_itl_ms * 1e6),

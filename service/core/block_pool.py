@@ -106,14 +106,15 @@ class BlockPool:
         self.ref_counts[places] = 1
         return blocks
 
-    def restore(self, host_blocks: Int32Array, parent: int, digests: bytes) -> Int32Array:
-        """Take a block for each of `host_blocks`, and cache it under its digest, the first one behind `parent`.
+    def restore(self, host_blocks: Int32Array, held: Int32Array, digests: bytes) -> Int32Array:
+        """Take a block for each of `host_blocks`, and cache it under its digest behind the chain `held`.
 
         They hold what the host blocks hold when the plan runs. There must be as many free blocks. Returns int32[len].
         """
         assert self.host is not None, "what was found in host memory is there"
         self.host.use(host_blocks)  # first, for `take` may copy other blocks out
-        blocks = self.host.copy_in(host_blocks, self.take(len(host_blocks)))
+        blocks = self.host.copy_in(host_blocks, self.take(len(host_blocks)), len(held))
+        parent = int(held[-1]) if len(held) else NULL_BLOCK
         replaced = self.cache.add([Chain(parent, 0, blocks, ChainNames(digests))])
         assert not replaced, "a block is restored only when no other has its digest"
         return blocks

@@ -2,11 +2,12 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from service.core.block_hash import DIGEST_BYTES
+from service.core.copy_budget import CopyBudget
 from service.core.eviction_queue import EvictionQueue
 from service.core.plan import NO_COPIES
 from service.core.prefix_cache import ObjectArray
@@ -29,6 +30,15 @@ class _OpenPlan:
     written: set[int] = field(default_factory=set)  # host blocks that it copies to
 
 
+class HostSnapshot(NamedTuple):
+    """What later plans depend on."""
+
+    free_blocks: tuple[int, ...] = ()  # in stack order
+    queue: tuple[int, ...] = ()  # the other blocks, the next one to be overwritten first
+    digests: tuple[bytes, ...] = ()  # [num_host_blocks] of what each holds; empty: nothing
+    budget: tuple[float, bool] = (0.0, False)
+
+
 class HostTier:
     """Digest -> host block, for blocks that the device has evicted. Part of the BlockPool; its log undoes changes.
 
@@ -42,7 +52,7 @@ class HostTier:
     goes in its turn.
 
     A block is worth its copy, out or in, when that takes less time than computing its tokens; and as long as too few
-    steps were measured to know.
+    steps were measured to know. Copies out have a budget beside that, which copies in pay for.
     """
 
     def __init__(self, config: SchedulerConfig, step_time: StepTimeModel, log: UndoLog) -> None:
@@ -52,6 +62,7 @@ class HostTier:
         self._block_size = config.block_size
         self._block_copy_ns = config.host_block_ns
         self._step_time = step_time
+        self._budget = CopyBudget(num_blocks, config.host_block_ns, log)
         self._log = log
         self._blocks: dict[bytes, int] = {}  # by digest
         self._digests: ObjectArray = np.full(num_blocks, _NO_DIGEST, np.object_)  # [num_blocks] bytes
@@ -83,7 +94,7 @@ class HostTier:
             if block is None or block in written:
                 break
             blocks.append(block)
-        if not blocks or not self._is_worth_copying(len(blocks), start * self._block_size):
+        if not blocks or not self._is_worth_copying(len(blocks), start):
             return _NO_BLOCKS
         return np.array(blocks, np.int32)
 
@@ -106,10 +117,14 @@ class HostTier:
         self._queue.remove(host_blocks)
         self._queue.push(host_blocks[::-1])
 
-    def copy_in(self, host_blocks: Int32Array, blocks: Int32Array) -> Int32Array:
-        """Copy host blocks that are used to `blocks` of the device, in an order that makes runs. Returns that order."""
+    def copy_in(self, host_blocks: Int32Array, blocks: Int32Array, start: int) -> Int32Array:
+        """Copy host blocks that are used to `blocks` of the device, for a chain's blocks from number `start` on.
+
+        Returns `blocks` in the order that makes runs of both.
+        """
         targets = np.empty_like(blocks)
         targets[np.argsort(host_blocks)] = np.sort(blocks)
+        self._budget.earn(max(0.0, self._computing_ns(len(blocks), start) - self._copy_ns(len(blocks))))
         self._open[-1].copies_in.append(np.stack([host_blocks, targets], axis=1))
         return targets
 
@@ -123,7 +138,7 @@ class HostTier:
         new = np.flatnonzero(host_blocks < 0)
         num_room = len(self._free) + self._queue.num_before(self._open[0].mark)
         new = new[len(new) - min(len(new), num_room) :]
-        if len(new) and self._is_worth_copying(1, 0):
+        if len(new) and self._is_worth_copying(1, 0) and self._budget.spend(len(new)):
             host_blocks[new] = self._copy_out(blocks[new], [digests[index] for index in new.tolist()])
         self._queue.push(host_blocks[host_blocks >= 0])
 
@@ -138,9 +153,10 @@ class HostTier:
         self._free += lost.tolist()
         self._log.add(lambda: self._free.__delitem__(slice(num_free, None)))
 
-    def state(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[bytes, ...]]:
-        """The free blocks, the last one next; the queue, the first one next; every block's digest. For snapshots."""
-        return tuple(self._free), tuple(self._queue.in_order().tolist()), tuple(self._digests.tolist())
+    def snapshot(self) -> HostSnapshot:
+        """A copy of the state."""
+        queue, digests = tuple(self._queue.in_order().tolist()), tuple(self._digests.tolist())
+        return HostSnapshot(tuple(self._free), queue, digests, self._budget.state)
 
     def _copy_out(self, blocks: Int32Array, digests: list[bytes]) -> Int32Array:
         """Copy `blocks` of the device to host blocks, which there must be, in an order that makes runs."""
@@ -153,9 +169,16 @@ class HostTier:
         self._log.add(lambda: self._forget(targets))
         return targets
 
-    def _is_worth_copying(self, num_blocks: int, num_tokens_before: int) -> bool:
-        computing_ns = self._step_time.prompt_ns(num_blocks * self._block_size, num_tokens_before)
-        return computing_ns == 0 or num_blocks * self._block_copy_ns < computing_ns
+    def _is_worth_copying(self, num_blocks: int, start: int) -> bool:
+        computing_ns = self._computing_ns(num_blocks, start)
+        return computing_ns == 0 or self._copy_ns(num_blocks) < computing_ns
+
+    def _computing_ns(self, num_blocks: int, start: int) -> float:
+        """The time that the tokens of blocks take behind `start` others; 0 when not known."""
+        return self._step_time.prompt_ns(num_blocks * self._block_size, start * self._block_size)
+
+    def _copy_ns(self, num_blocks: int) -> float:
+        return num_blocks * self._block_copy_ns
 
     def _take(self, count: int) -> Int32Array:
         """Take out `count` blocks: free ones, then the least recently used."""

@@ -208,7 +208,7 @@ def computed_prompts_are_published(snapshot: SchedulerSnapshot) -> Iterator[str]
 
 def every_host_block_is_somewhere(snapshot: SchedulerSnapshot) -> Iterator[str]:
     """INV-11: each host block is free or in the queue, and in the queue if and only if it has a digest, its own."""
-    free, queue, digests = snapshot.free_host_blocks, snapshot.host_queue, snapshot.host_digests
+    free, queue, digests, _ = snapshot.host
     if sorted(free + queue) != list(range(snapshot.config.num_host_blocks)):
         yield f"INV-11: of the host blocks, {free} are free and {queue} in the queue"
     named = {block for block, digest in enumerate(digests) if digest}
@@ -223,7 +223,7 @@ def host_copies_are_sound(snapshot: SchedulerSnapshot) -> Iterator[str]:
 
 
 def _host_copies_of_plan_are_sound(snapshot: SchedulerSnapshot, plan: PlanSnapshot) -> Iterator[str]:
-    digests = snapshot.host_digests
+    digests = snapshot.host.digests
     written = [host_block for _, host_block in plan.offload]
     read = [host_block for host_block, _ in plan.restore]
     restored = [block for _, block in plan.restore]

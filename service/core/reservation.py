@@ -217,8 +217,7 @@ class Reservation:
         """New blocks for what of a prefix is in host memory."""
         start, end = len(hit.blocks), len(hit.blocks) + len(hit.host_blocks)
         digests = sequence.names.digests[start * DIGEST_BYTES : end * DIGEST_BYTES]
-        parent = int(hit.blocks[-1]) if start else NULL_BLOCK
-        blocks = self._pool.restore(hit.host_blocks, parent, digests)
+        blocks = self._pool.restore(hit.host_blocks, hit.blocks, digests)
         self._taken.append(blocks)
         return blocks
 

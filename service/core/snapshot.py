@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from service.core.batch_state import BatchState
 from service.core.block_pool import BlockPool
 from service.core.forks import Forks
+from service.core.host_tier import HostSnapshot
 from service.core.ordering import OrderingPolicy
 from service.core.plan import StepPlan
 from service.core.scheduler_config import SchedulerConfig
@@ -87,9 +88,7 @@ class SchedulerSnapshot:
     evictable_blocks: tuple[int, ...]  # the next one to be evicted first
     cached_blocks: tuple[tuple[int, bytes, int], ...]  # (block, digest, parent), by block
     ref_counts: tuple[int, ...]  # [num_blocks]
-    free_host_blocks: tuple[int, ...]  # in stack order
-    host_queue: tuple[int, ...]  # of the others, the next one to be overwritten first
-    host_digests: tuple[bytes, ...]  # [num_host_blocks] of what each holds; empty: nothing
+    host: HostSnapshot
     policy_counters: tuple[tuple[str, float], ...]
     plan: PlanSnapshot | None  # the earlier one in flight
     plan_ahead: PlanSnapshot | None
@@ -105,7 +104,6 @@ def take_snapshot(
 ) -> SchedulerSnapshot:
     """Copy the state of a scheduler's parts."""
     batch, pool, queue, forks, policy = state
-    free_host_blocks, host_queue, host_digests = ((), (), ()) if pool.host is None else pool.host.state()
     return SchedulerSnapshot(
         config=config,
         counters=counters,
@@ -117,9 +115,7 @@ def take_snapshot(
         evictable_blocks=tuple(pool.evictable_blocks().tolist()),
         cached_blocks=pool.cache.entries(),
         ref_counts=tuple(pool.ref_counts.tolist()),
-        free_host_blocks=free_host_blocks,
-        host_queue=host_queue,
-        host_digests=host_digests,
+        host=HostSnapshot() if pool.host is None else pool.host.snapshot(),
         policy_counters=policy.counters(),
         plan=_plan_snapshot(plans[0]) if plans else None,
         plan_ahead=_plan_snapshot(plans[1]) if len(plans) > 1 else None,

@@ -64,6 +64,8 @@ Attention counts as reading K and V once; a long prompt's own attention arithmet
 tokens, is left out. Of 141 GB the weights take 16 and activations some, which leaves about 110 GB: 840,000 tokens.
 """
 H200_NUM_BLOCKS: Final = 52_000
+H200_HOST_BLOCKS: Final = 200_000  # of 16 tokens: 420 GB, of the terabyte and more that such machines have
+H200_HOST_BLOCK_US: Final = 16 * _KV_TOKEN_BYTES / 50e3  # over PCIe 5 with 16 lanes, which large copies fill to 50 GB/s
 
 PROFILES: Final[Mapping[str, StepLatency]] = {"h200-like": H200_LIKE}
 

@@ -34,7 +34,7 @@ class RunReport:
     batch: dict[str, float]
     kv_occupancy: dict[str, float]
     preemptions: dict[str, int]
-    prefix_cache: dict[str, float]  # prompt tokens looked up, and found
+    prefix_cache: dict[str, float]  # prompt tokens looked up, and found; blocks copied to host memory, and back
     fairness: dict[str, float]
     tenant_tokens: dict[str, float]  # computed for each, prompts and outputs
     replicas: dict[str, float]
@@ -81,6 +81,8 @@ def run_report(name: str, rate: float, simulation: Simulation, tenants: Sequence
             "queried_tokens": queried_tokens,
             "hit_tokens": hit_tokens,
             "hit_share": hit_tokens / max(queried_tokens, 1),
+            "offloaded_blocks": sum(counter.num_offloaded_blocks for counter in counters),
+            "restored_blocks": sum(counter.totals.num_restored_blocks for counter in counters),
         },
         fairness={"jain_index": collector.shares.index, "windows": collector.shares.num_windows},
         tenant_tokens={

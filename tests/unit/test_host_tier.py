@@ -73,8 +73,8 @@ def test_blocks_in_any_order_go_where_they_make_runs():
     tier.begin()
     tier.offload(np.array([9, 4, 8], np.int32), [b"c", b"b", b"a"])
     assert pairs(tier.copies[0]) == [[9, 2], [4, 0], [8, 1]]
-    assert tier.copy_in(np.array([1, 0, 2], np.int32), np.array([31, 30, 33], np.int32)).tolist() == [31, 30, 33]
-    assert tier.copy_in(np.array([5, 7, 6], np.int32), np.array([20, 21, 22], np.int32)).tolist() == [20, 22, 21]
+    assert tier.copy_in(np.array([1, 0, 2], np.int32), np.array([31, 30, 33], np.int32), 0).tolist() == [31, 30, 33]
+    assert tier.copy_in(np.array([5, 7, 6], np.int32), np.array([20, 21, 22], np.int32), 0).tolist() == [20, 22, 21]
 
 
 def test_what_is_used_goes_to_the_end_a_child_before_its_parent():
@@ -82,7 +82,7 @@ def test_what_is_used_goes_to_the_end_a_child_before_its_parent():
     tier.begin()
     tier.offload(np.array([9, 8, 7, 6], np.int32), [b"c", b"b", b"a", b"other"])  # "a" is the first of its chain
     tier.use(np.array([1, 2, 3], np.int32))
-    assert [tier.state()[2][block] for block in tier.state()[1]] == [b"other", b"c", b"b", b"a"]
+    assert [tier.snapshot().digests[block] for block in tier.snapshot().queue] == [b"other", b"c", b"b", b"a"]
 
 
 def test_what_is_here_already_is_not_copied_out_again():
@@ -106,7 +106,7 @@ def test_the_least_recently_used_goes_first_and_a_child_before_its_parent():
         scheduler._prefixes.find(sequence)
         for number in range(3):
             digests[sequence.names.digests[16 * number : 16 * number + 16]] = (name, number)
-    found = [digests[snapshot.host_digests[block]] for block in snapshot.host_queue]
+    found = [digests[snapshot.host.digests[block]] for block in snapshot.host.queue]
     places = {entry: place for place, entry in enumerate(found)}
     assert len(found) == 4
     for name, number in found:
@@ -177,7 +177,7 @@ def test_an_aborted_plan_leaves_host_memory_as_it_was():
     before = scheduler.snapshot()
     plan = scheduler.plan(0)
     assert len(plan.offload) == 1 + 2  # B's blocks, of which host memory held none; A's go
-    assert before.host_digests != scheduler.snapshot().host_digests
+    assert before.host.digests != scheduler.snapshot().host.digests
     scheduler.abort(plan)
     assert restored(before, scheduler.snapshot()) == []
 
@@ -193,8 +193,8 @@ def test_an_aborted_plan_that_may_have_written_loses_the_host_blocks_it_wrote_to
     scheduler.abort(plan, has_written=True)
     after = scheduler.snapshot()
     assert violations(after) == []
-    assert {block for block in before.host_queue if block not in written} == set(after.host_queue)
-    assert [digest for block, digest in enumerate(after.host_digests) if digest and block in written] == []
+    assert {block for block in before.host.queue if block not in written} == set(after.host.queue)
+    assert [digest for block, digest in enumerate(after.host.digests) if digest and block in written] == []
 
 
 def test_a_step_restores_no_more_tokens_than_it_may_compute_or_one_prompt():
