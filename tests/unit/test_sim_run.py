@@ -52,6 +52,18 @@ def test_context_tokens_and_the_floor_of_the_weights_count() -> None:
     assert measured.totals.end_ns == 7 * MS
 
 
+def test_copies_to_host_memory_and_back_take_their_time() -> None:
+    """Of three prompts of 9 tokens the third begins like the first, whose two blocks the second one's three pushed out.
+
+    The first takes 1 + 9 * 0.1 ms. The second as much, and two copies of 0.05 ms out. The third has one token to
+    compute, which counts as a decode row: 1 + 0.5 ms; two blocks come back, and those of the second one go.
+    """
+    config = replace(CONFIG, num_blocks=4, num_host_blocks=4, host_block_ns=0.05 * MS)
+    requests = (SimRequest(number * 10 * MS, 0, 9, 1, prefix=number % 2, prefix_tokens=8) for number in range(3))
+    measured = simulate(*requests, scheduler=config)
+    assert measured.e2el.mean == pytest.approx((1.9 + 1.9 + 0.1 + 1.5 + 0.2) / 3)
+
+
 def test_requests_of_one_moment_share_their_first_step() -> None:
     measured = simulate(*(SimRequest(0, 0, prompt_tokens=2, output_tokens=1) for _ in range(3)))
     assert (measured.totals.steps, measured.totals.end_ns) == (1, round(1.6 * MS))

@@ -29,6 +29,18 @@ def test_document_has_a_run_per_rate_and_router(capsys: pytest.CaptureFixture[st
         assert run["replicas"] == {"mean": 2.0, "max": 2.0}
 
 
+def test_host_memory_keeps_what_the_kv_buffer_has_no_room_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight prefixes of 20 blocks in turns, and 100 blocks for them: each comes back after others took its place."""
+    flags = ["--prefixes", "8", "--prefix-tokens", "320", "--prefix-share", "1", "--num-blocks", "101"]
+    assert cli.main([*SMALL, *flags, "--host-kv", "off,on", "--host-blocks", "200", "--json"]) == 0
+    off, on = json.loads(capsys.readouterr().out)["runs"]
+    assert (off["name"], on["name"]) == ("host kv off", "host kv on")
+    assert (off["prefix_cache"]["offloaded_blocks"], off["prefix_cache"]["restored_blocks"]) == (0, 0)
+    assert on["prefix_cache"]["restored_blocks"] > 200
+    assert on["prefix_cache"]["hit_tokens"] > 1.3 * off["prefix_cache"]["hit_tokens"]
+    assert on["latency_ms"]["ttft"]["mean"] < off["latency_ms"]["ttft"]["mean"]
+
+
 def test_page_is_self_contained_and_has_every_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "report.html"
     flags = ["--rates", "5,50", "--tenants", "a:9,b", "--goodput", "ttft:100", "--html", str(path)]
