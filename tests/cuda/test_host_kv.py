@@ -11,9 +11,10 @@ from service.core.types import Request
 from service.errors import ConfigError, ExecutorError
 from service.executor.cuda.executor import CudaExecutor
 from service.executor.cuda.host_kv import HostKv, create_host_kv
-from service.executor.cuda.memory import DeviceKv
+from service.executor.cuda.memory import DeviceKv, PinnedBuffer
 from service.executor.kv_layout import KvDtype, KvLayout
 from tests.cuda.conftest import CONFIG, HEAD_DIM
+from tests.cuda.gpu_check import host_kv as gpu_check_host_kv
 from tests.cuda.host_device import HostDevice
 from tests.cuda.host_executor import HostExecutor
 from tests.cuda.numpy_kernels import NumpyKernels
@@ -206,3 +207,22 @@ def break_second_copy(device: HostDevice) -> None:
         return allocate(num_bytes)
 
     device.allocate_pinned = allocate_pinned
+
+
+@pytest.mark.parametrize("num_damaged_copies", [0, 1])
+def test_the_gpu_check_counts_blocks_that_came_back_damaged(num_damaged_copies: int) -> None:
+    """The first copy out, of one layer of one block or of a few in a row, is of the bytes beside it."""
+    device = HostDevice(0)
+    copy_out, addresses = device.copy_out, []
+
+    def copy_out_beside(target: np.ndarray, address: int) -> None:
+        addresses.append(address)
+        copy_out(target, address - 1 if len(addresses) <= num_damaged_copies else address)
+
+    device.copy_out = copy_out_beside
+    kv = DeviceKv(device, LAYOUT)
+    host, staged = HostKv(device, kv, 11), PinnedBuffer(device, LAYOUT.layer_bytes)
+    num_wrong = gpu_check_host_kv.num_damaged(device, kv, host, staged)
+    assert (num_damaged_copies > 0) == (num_wrong > 0)
+    for owned in (staged, host, kv):
+        owned.close()
