@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from service.executor.cuda.assembly import model_kernels
-from service.executor.cuda.kernels import DEFAULT_SHARED_BYTES, KernelConfig, Scalar, kernel_specs, source_folder
+from service.executor.cuda.kernels import DEFAULT_SHARED_BYTES, Scalar, kernel_specs, source_folder
 from service.executor.cuda.launch import LoadedKernel
 from service.executor.cuda.precision import Precision
 from service.executor.kv_layout import KvDtype
@@ -30,8 +30,7 @@ class SimulatedKernels:
         self._names: dict[int, str] = {}
         launch = LAUNCH_TYPE(self._device.launch_pointer)
         self.gate = LaunchGate(launch, lambda function: SIGNATURES[self._names[function]])
-        scalar, is_kv_fp8 = precision.scalar, precision.is_kv_fp8
-        config = KernelConfig(scalar, head_dim, block_size, tile_tokens, is_kv_fp8, logit=scalar)
+        config = precision.kernel_config(head_dim, block_size, tile_tokens)
         modules, loaded = {}, {}
         for spec in kernel_specs(config):
             if spec.source not in modules:

@@ -89,8 +89,7 @@ def _compiled_kernels(
     config: ExecutorConfig, model: ModelInfo, precision: Precision, modules: DriverModules
 ) -> ModelKernels:
     """The kernels of a model for the device of `modules`, compiled unless the cache holds them."""
-    is_kv_fp8, scalar = precision.is_kv_fp8, precision.scalar
-    tile_tokens = choose_tile_tokens(model.head_dim, is_kv_fp8, modules.max_shared_bytes)
-    kernel_config = KernelConfig(scalar, model.head_dim, config.block_size, tile_tokens, is_kv_fp8, logit=scalar)
+    tile_tokens = choose_tile_tokens(model.head_dim, precision.is_kv_fp8, modules.max_shared_bytes)
+    kernel_config = precision.kernel_config(model.head_dim, config.block_size, tile_tokens)
     cache = CubinCache(Path(config.kernel_cache).expanduser())
     return model_kernels(kernel_config, load_kernels(kernel_config, cache, modules))

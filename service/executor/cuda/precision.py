@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from service.errors import ConfigError
-from service.executor.cuda.kernels import Scalar
+from service.executor.cuda.kernels import KernelConfig, Scalar
 from service.executor.cuda.launch import BFLOAT16, FLOAT16
 from service.executor.kv_layout import KvDtype
 
@@ -56,3 +56,7 @@ class Precision:
     def is_kv_fp8(self) -> bool:
         """Whether an element of the KV buffer is a byte."""
         return self.kv_dtype is KvDtype.FP8
+
+    def kernel_config(self, head_dim: int, block_size: int, tile_tokens: int) -> KernelConfig:
+        """What the kernels of such a model are compiled for. Raises ConfigError when there are none."""
+        return KernelConfig(self.scalar, head_dim, block_size, tile_tokens, self.is_kv_fp8, logit=self.scalar)
