@@ -105,8 +105,13 @@ def _chat_template(model_dir: Path, manifest: Manifest, tokenizer: Tokenizer) ->
 def scheduler_config(
     limits: ExecutorLimits, engine: EngineSettings, scheduling: SchedulingSettings | None = None
 ) -> SchedulerConfig:
-    """The scheduler's limits. Its queue also holds preempted sequences, which were admitted long before."""
+    """The scheduler's limits. Its queue also holds preempted sequences, which were admitted long before.
+
+    Raises ConfigError for settings that exclude each other.
+    """
     scheduling = scheduling or SchedulingSettings()
+    if limits.num_host_blocks and not scheduling.uses_prefix_cache:
+        raise ConfigError("host_kv_memory keeps cached prefixes: it needs prefix_cache on and continuous batching")
     return SchedulerConfig(
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,

@@ -73,3 +73,12 @@ def test_prompts_are_not_hashed_when_no_blocks_are_kept(
     _, digests = prefix_keys(write_folder(tmp_path), scheduling).of(np.arange(64, dtype=np.int32), "a", block_size=16)
     assert digests == b""
     assert not scheduler_config(LIMITS, EngineSettings(), scheduling).prefix_cache
+
+
+def test_host_memory_for_cached_prefixes_needs_the_prefix_cache() -> None:
+    limits = replace(LIMITS, num_host_blocks=40, host_block_ns=7000.0)
+    config = scheduler_config(limits, EngineSettings())
+    assert (config.num_host_blocks, config.host_block_ns) == (40, 7000.0)
+    for others in (SchedulingSettings(prefix_cache="off"), SchedulingSettings(batching="static")):
+        with pytest.raises(ConfigError, match="host_kv_memory keeps cached prefixes: it needs prefix_cache on"):
+            scheduler_config(limits, EngineSettings(), others)

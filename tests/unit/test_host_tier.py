@@ -169,6 +169,25 @@ def test_a_copy_that_takes_longer_than_computing_is_not_made():
         assert (scheduler.counters.totals.num_restored_blocks > 20) == is_worth_it
 
 
+def test_copies_out_go_on_only_while_some_come_back():
+    """Every second prompt is new. The others are either new as well, or always the same, whose blocks come back."""
+    num_copied = {}
+    for others in ("new", "same"):
+        scheduler = make(num_blocks=6, num_host_blocks=16, host_block_ns=1000.0)
+        now_ns = 0
+        for seq_id in range(200):
+            plan = scheduler.plan(now_ns)
+            is_same = others == "same" and seq_id % 2
+            add(scheduler, seq_id, A if is_same else [1000 + 13 * seq_id + number for number in range(13)])
+            if plan is not None:
+                commit(scheduler, plan)
+                # A token takes 1000 ns, and so does a copy; a block has four tokens.
+                now_ns += 1000 * (plan.num_tokens + len(plan.offload) + len(plan.restore))
+        num_copied[others] = scheduler.counters.num_offloaded_blocks
+    assert num_copied["new"] <= 16 + 600 / 16, "one filling, and a sixteenth of what is evicted"
+    assert num_copied["same"] > 200, "most of the new ones' three hundred"
+
+
 def test_an_aborted_plan_leaves_host_memory_as_it_was():
     scheduler = small(num_host_blocks=3)
     run(scheduler, 1, A)

@@ -1,13 +1,17 @@
 """The simulated executor: hand-checkable tokens, and slots that betray a wrong block table."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from service.core.batch_state import BatchState
 from service.core.plan import StepPlan
+from service.core.types import Request, SamplingParams
 from service.errors import ExecutorError
 from service.executor.api import ExecutorLimits
 from service.executor.simulated import SimulatedExecutor, toy_tokens
+from tests.stepping import run_requests
 
 LIMITS = ExecutorLimits(num_blocks=8, block_size=4, max_num_seqs=2, max_num_batched_tokens=16, max_model_len=16)
 
@@ -70,3 +74,17 @@ def test_virtual_time_sums_the_steps() -> None:
     batch.num_computed_tokens[0] = 5
     executor.dispatch(plan_of((0, 1, True)), batch)
     assert executor.elapsed_ns == 600
+
+
+def test_blocks_come_back_from_host_memory_whole_and_their_copies_take_time() -> None:
+    """Two prompts of two full blocks take turns; the KV buffer holds one of them, which pushes the other out."""
+    limits = replace(LIMITS, num_blocks=4, num_host_blocks=8, max_num_seqs=1, host_block_ns=5.0)
+    executor = SimulatedExecutor(limits, step_ns=lambda plan: 1000)
+    prompts = (np.arange(5 + 10 * (number % 2), 14 + 10 * (number % 2), dtype=np.int32) for number in range(6))
+    asked = [Request(number, prompt, SamplingParams(3)) for number, prompt in enumerate(prompts)]
+    outcome = run_requests(executor, asked)
+    alone = run_requests(SimulatedExecutor(limits), asked[:2]).tokens
+    assert [outcome.tokens[number] for number in range(6)] == [alone[number % 2] for number in range(6)]
+    assert outcome.num_restored_blocks == 8
+    # Three steps for each; two blocks go out once for either prompt, and come back four times.
+    assert executor.elapsed_ns == 6 * 3 * 1000 + (2 + 2 + 8) * 5
