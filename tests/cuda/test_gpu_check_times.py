@@ -4,6 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from service.executor.api import ExecutorLimits
+from service.executor.simulated import SimulatedExecutor
 from tests.cuda.attention_problem import Arrays, Problem, expected_attention
 from tests.cuda.attention_runs import LIMIT
 from tests.cuda.gpu_check.attention_cases import HEADS, Heads, TimedCase, decode_case, decode_cases, prefill_cases
@@ -11,8 +13,9 @@ from tests.cuda.gpu_check.attention_step import BLOCK_SIZE, AttentionStep
 from tests.cuda.gpu_check.attention_times import JUDGED, judge, num_pools
 from tests.cuda.gpu_check.ceilings import read_rate
 from tests.cuda.gpu_check.comparison import compare
+from tests.cuda.gpu_check.decode_steps import StepTimes, time_steps
 from tests.cuda.gpu_check.device import open_device
-from tests.cuda.gpu_check.model_times import StepTimes, host_share
+from tests.cuda.gpu_check.model_times import host_share
 from tests.cuda.gpu_check.model_times import judge as judge_model
 from tests.cuda.gpu_check.model_tokens import Comparison
 from tests.cuda.gpu_check.model_tokens import compare as compare_tokens
@@ -191,3 +194,10 @@ def test_texts_may_part_at_a_near_tie_only():
     assert Comparison(4, 3, False) == compare_tokens(exact, outcome([1, 2, 3, 9]))
     assert Comparison(4, 3, True) == compare_tokens(outcome([1, 2, 3, 4], gap=0.04), outcome([1, 2, 3, 9]))
     assert Comparison(4, 1, False) == compare_tokens(outcome([1, 2, 3, 4], gap=0.04), outcome([1, 9, 3, 4]))
+
+
+@pytest.mark.parametrize("can_continue", [False, True])
+def test_steps_that_follow_each_other_in_flight_are_timed_where_an_executor_lets_them(can_continue):
+    limits = ExecutorLimits(100, 16, 4, 64, 512)
+    found = time_steps(SimulatedExecutor(limits, can_continue=can_continue), 3, 5)
+    assert (True, True, can_continue) == (found.host_us > 0, found.wait_us > 0, found.ahead_us is not None)

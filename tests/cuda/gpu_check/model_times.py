@@ -1,19 +1,13 @@
 """What a decode step costs, whole: device, host, in a CUDA graph and without; models of random weights."""
 
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from graphs.spec import ModelSpec
-from service.core.scheduler import Scheduler, SchedulerConfig
-from service.core.types import Request, SamplingParams
-from service.executor.api import Executor
 from service.executor.config import ExecutorConfig
+from tests.cuda.gpu_check.decode_steps import StepTimes, time_steps
 from tests.cuda.gpu_check.device import CheckDevice, StepFailedError
 from tests.cuda.gpu_check.executors import cuda_executor
 from tests.cuda.gpu_check.report import Row
@@ -22,7 +16,6 @@ from tests.cuda.gpu_check.shaped_model import shaped_spec, write_model
 CAPTURED_GAIN = 1.25  # at batch 1, of the small model
 HOST_SHARE = 0.10  # at batch 256, of a step of the large model with all its layers
 LARGE_LAYERS = 32  # of an 8B model; fewer are measured
-PROMPT_TOKENS = 64
 SPECS = {
     "sim": (shaped_spec("tiny", 64, 96, 1, (2, 1, 64), 256),),
     "cuda": (
@@ -34,18 +27,6 @@ BATCHES = {"sim": (2,), "cuda": (1, 16, 256)}
 NUM_STEPS = {"sim": 3, "cuda": 40}
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Medians of decode steps."""
-
-    host_us: float  # planned, dispatched and committed
-    wait_us: float
-
-    @property
-    def step_us(self) -> float:
-        return self.host_us + self.wait_us
-
-
 def model_times(device: CheckDevice) -> Iterator[Row]:
     """Tokens a second of decode steps, batch over whole step; steps of one batch follow each other."""
     faults = []
@@ -54,7 +35,7 @@ def model_times(device: CheckDevice) -> Iterator[Row]:
             model_dir = write_model(spec, Path(folder))
             eager = {batch: times for batch, times, _ in _times(device, model_dir, "off")}
             for batch, times, taken in _times(device, model_dir, "eager"):
-                yield _row(spec, batch, eager[batch], times, taken)
+                yield _row(spec, batch, eager[batch], times) | {"MiB": round(taken / 2**20, 1)}
                 if device.name == "cuda":
                     faults += judge(spec, batch, eager[batch], times)
     if faults:
@@ -75,40 +56,7 @@ def _times(device: CheckDevice, folder: Path, capture: str) -> Iterator[tuple[in
         if opened.failed or (capture == "eager" and sorted(opened.captured) != sorted(batches)):
             raise StepFailedError(f"captured {opened.captured} of {batches}: {'; '.join(opened.failed)}")
         for batch in batches:
-            yield batch, decode_times(opened.executor, batch, NUM_STEPS[device.name]), opened.reserved_bytes
-
-
-def decode_times(executor: Executor, batch: int, num_steps: int) -> StepTimes:
-    """`batch` sequences under the real scheduler, as soon as all of them decode."""
-    limits = executor.limits
-    config = SchedulerConfig(
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
-        watermark_fraction=0.0,
-    )
-    scheduler = Scheduler(config)
-    rng = np.random.default_rng(batch)
-    sampling = SamplingParams(max_tokens=num_steps + 40, temperature=0.0, ignore_eos=True)
-    for seq_id in range(batch):
-        scheduler.add(Request(seq_id, rng.integers(3, 256, PROMPT_TOKENS).astype(np.int32), sampling))
-    host_ns, wait_ns = [], []
-    while len(host_ns) < num_steps:
-        started = time.perf_counter_ns()
-        plan = scheduler.plan(0)
-        assert plan is not None, "sequences end only after the last step that is timed"
-        handle = executor.dispatch(plan, scheduler.batch)
-        dispatched = time.perf_counter_ns()
-        result = handle.wait()
-        waited = time.perf_counter_ns()
-        is_full = plan.is_decode_only and len(plan.rows) == batch
-        scheduler.commit(plan, result)
-        if is_full:
-            host_ns.append(dispatched - started + time.perf_counter_ns() - waited)
-            wait_ns.append(waited - dispatched)
-    return StepTimes(median(host_ns) / 1e3, median(wait_ns) / 1e3)
+            yield batch, time_steps(opened.executor, batch, NUM_STEPS[device.name]), opened.reserved_bytes
 
 
 def host_share(spec: ModelSpec, times: StepTimes) -> float:
@@ -127,7 +75,7 @@ def judge(spec: ModelSpec, batch: int, eager: StepTimes, captured: StepTimes) ->
     return faults
 
 
-def _row(spec: ModelSpec, batch: int, eager: StepTimes, captured: StepTimes, taken: int) -> Row:
+def _row(spec: ModelSpec, batch: int, eager: StepTimes, captured: StepTimes) -> Row:
     return {
         "model": spec.name,
         "batch": batch,
@@ -137,5 +85,5 @@ def _row(spec: ModelSpec, batch: int, eager: StepTimes, captured: StepTimes, tak
         "step us": round(captured.step_us, 1),
         "host us": round(captured.host_us, 1),
         "host share": f"{host_share(spec, captured):.1%}",
-        "MiB": round(taken / 2**20, 1),
+        "step us, ahead": "" if captured.ahead_us is None else round(captured.ahead_us, 1),
     }

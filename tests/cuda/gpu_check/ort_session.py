@@ -2,7 +2,7 @@
 
 import onnxruntime as ort
 
-from service.executor.cuda.assembly import preload_cuda_libraries, quiet_onnxruntime
+from service.executor.cuda.assembly import preload_cuda_libraries
 from service.executor.cuda.probe import CUDA_PROVIDER
 from tests.cuda.gpu_check.device import CheckDevice, NotRunError, StepFailedError
 
@@ -18,11 +18,10 @@ def open_session(device: CheckDevice, model: bytes, *, captures: bool = False) -
     need_provider(device)
     is_gpu = device.name == "cuda"
     providers = device.driver.providers(captures=captures) if is_gpu else ["CPUExecutionProvider"]
-    with quiet_onnxruntime():
-        said = preload_cuda_libraries()
-        session = ort.InferenceSession(model, providers=providers)
+    said = preload_cuda_libraries()
+    session = ort.InferenceSession(model, providers=providers)  # what it logs is kept if the step fails
     if is_gpu and session.get_providers()[0] != CUDA_PROVIDER:
-        raise StepFailedError(f"ONNX Runtime's {CUDA_PROVIDER} does not start: {said or 'it does not say why'}")
+        raise StepFailedError(f"ONNX Runtime's {CUDA_PROVIDER} does not start: {said or 'see what the step printed'}")
     return session
 
 
