@@ -69,6 +69,8 @@ def _text(report: LoadReport, limits: LatencyLimits) -> str:
     ]
     for key, values in report.latency_ms.items():
         lines.append(f"  {key.upper():6}" + "".join(f"{value:10.2f}" for value in values.values()))
+    for tenant, values in report.tenant_ttft_ms.items():
+        lines.append("  TTFT  " + "".join(f"{value:10.2f}" for value in values.values()) + f"  of {tenant}")
     return "\n".join(lines) + "\n"
 
 

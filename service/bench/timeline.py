@@ -32,6 +32,7 @@ class RequestTimeline:
     end_s: float = 0.0  # when the call ended, however it did
     error: str = ""  # status code of a request that failed, UNFINISHED, or nothing
     details: str = ""  # what the server said of the error
+    tenant: str = ""  # whose it was
 
     @property
     def is_completed(self) -> bool:
@@ -68,6 +69,7 @@ class LoadReport:
     goodput: dict[str, float]  # good requests per second, and their share of all that were sent
     peak: dict[str, float]  # concurrency; output tokens, and chunks, in the best whole second
     latency_ms: dict[str, dict[str, float]]
+    tenant_ttft_ms: dict[str, dict[str, float]]  # of each tenant that was named
     quantiles_ms: dict[str, list[Point]]  # (percent of the requests, milliseconds)
     max_start_lag_ms: float  # how far the client fell behind its own schedule
     series: dict[str, list[Point]]  # concurrency, and output tokens per second: (seconds, value)
@@ -116,6 +118,10 @@ def load_report(
             "output_chunks_per_s": float(chunks_per_s.max(initial=0)),
         },
         latency_ms={key: summary(values) for key, values in latencies.items()},
+        tenant_ttft_ms={
+            tenant: summary(np.array([timeline.ttft_s for timeline in completed if timeline.tenant == tenant]) * 1e3)
+            for tenant in sorted({timeline.tenant for timeline in timelines} - {""})
+        },
         quantiles_ms={
             key: list(zip((100 * share for share in _SHARES), np.quantile(values, _SHARES).tolist(), strict=True))
             for key, values in latencies.items()

@@ -53,11 +53,16 @@ NUMBER_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The requests of every run, their metadata, and when the trace has them, if it is one."""
+    """The requests of every run, whose they are, and when the trace has them, if it is one."""
 
     requests: list[pb.GenerateRequest]
-    metadata: list[Metadata] = field(default_factory=list)  # of each request, or of none
+    tenants: list[str] = field(default_factory=list)  # of each request, or of none
     arrival_s: list[float] = field(default_factory=list)
+
+    @property
+    def metadata(self) -> list[Metadata]:
+        """What goes with each request, or with none."""
+        return [((TENANT_KEY, tenant),) if tenant else () for tenant in self.tenants]
 
 
 class _Line(NamedTuple):
@@ -118,6 +123,8 @@ async def measure(args: Namespace, feed: Feed, limits: LatencyLimits) -> list[Lo
             ),
         )
         bar(stage, len(requests), len(requests))
+        for timeline, tenant in zip(result.timelines, feed.tenants, strict=False):  # less when the time was up
+            timeline.tenant = tenant
         reports.append(load_report("", rate, result.timelines, limits, result.max_start_lag_s))
     return reports
 
@@ -155,8 +162,7 @@ def _feed(args: Namespace) -> Feed:
         arrival_s = [line.arrival_s or 0.0 for line in chosen]
     else:
         chosen, arrival_s = list(itertools.islice(itertools.cycle(read), args.num_requests or len(read))), []
-    metadata: list[Metadata] = [((TENANT_KEY, line.tenant),) if line.tenant else () for line in chosen]
-    return Feed([line.request for line in chosen], metadata, arrival_s)
+    return Feed([line.request for line in chosen], [line.tenant for line in chosen], arrival_s)
 
 
 def _read_line(line: str, where: str) -> _Line:

@@ -57,6 +57,7 @@ def test_a_tenants_prompt_is_cached_for_that_tenant_alone(tmp_path: Path) -> Non
                 args = parse("--target", f"127.0.0.1:{toy.port}", "--requests", str(path), "--warm-up", "0")
                 (report,) = await measure(args, bench_serve._feed(args), LatencyLimits())
                 cached.append(report.tokens["cached_prompt"])
+                assert list(report.tenant_ttft_ms) == ([tenant] if tenant else [])
         return cached
 
     assert run_async(main()) == [0, 0, 12, 12, 0, 12]

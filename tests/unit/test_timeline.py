@@ -15,12 +15,21 @@ from tests.unit.pages import captions, parsed_page
 TIMELINES = [
     # Three chunks with four tokens: TTFT 0.5, gaps 0.5 and 1.0, E2EL 2.0, TPOT 1.5 / 3.
     RequestTimeline(
-        10.0, [10.5, 11.0, 12.0], [1, 1, 2], prompt_tokens=7, cached_prompt_tokens=4, output_tokens=4, end_s=12.25
+        10.0,
+        [10.5, 11.0, 12.0],
+        [1, 1, 2],
+        prompt_tokens=7,
+        cached_prompt_tokens=4,
+        output_tokens=4,
+        end_s=12.25,
+        tenant="a",
     ),
     # One token: TTFT and E2EL 0.25, no gap, no TPOT.
-    RequestTimeline(11.0, [11.25], [1], prompt_tokens=3, cached_prompt_tokens=2, output_tokens=1, end_s=11.5),
+    RequestTimeline(
+        11.0, [11.25], [1], prompt_tokens=3, cached_prompt_tokens=2, output_tokens=1, end_s=11.5, tenant="b"
+    ),
     # Two chunks: TTFT 1.0, gap 0.25, E2EL 1.25, TPOT 0.25.
-    RequestTimeline(12.0, [13.0, 13.25], [1, 1], prompt_tokens=5, output_tokens=2, end_s=13.5),
+    RequestTimeline(12.0, [13.0, 13.25], [1, 1], prompt_tokens=5, output_tokens=2, end_s=13.5, tenant="a"),
     RequestTimeline(12.0, end_s=12.5, error="RESOURCE_EXHAUSTED"),
     RequestTimeline(13.0, [13.75], [1], end_s=14.0, error=UNFINISHED),
 ]
@@ -31,6 +40,7 @@ def test_metrics_are_those_of_the_definitions() -> None:
     assert report.requests == {"sent": 5, "completed": 3, "failed": 1, "unfinished": 1, "good": 2}
     assert report.errors == {"RESOURCE_EXHAUSTED": 1, UNFINISHED: 1}
     assert report.duration_s == 4.0
+    assert {tenant: ttft["mean"] for tenant, ttft in report.tenant_ttft_ms.items()} == {"a": 750.0, "b": 250.0}
     assert report.tokens == {"prompt": 15, "cached_prompt": 6, "output": 7}
     assert report.throughput == {
         "requests_per_s": 3 / 4,
