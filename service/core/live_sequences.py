@@ -16,7 +16,7 @@ from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.snapshot import SchedulerCounters
 from service.core.totals import Totals
-from service.core.types import BoolArray, Int32Array, Int64Array, Request
+from service.core.types import Int32Array, Int64Array, Request
 from service.core.waiting_queue import WaitingQueue
 
 
@@ -92,12 +92,11 @@ class LiveSequences:
         """End one running sequence while no plan is in flight."""
         keep = self._batch.seq_ids[: self._batch.num_rows] != seq_id
         self.prefixes.publish(np.flatnonzero(~keep).astype(np.int32))
-        self._end_rows(keep)
+        self._end_rows(np.flatnonzero(~keep).astype(np.int32))
         self._batch.arrange(keep)
 
-    def _end_rows(self, keep: BoolArray) -> None:
-        """End the sequences of the rows outside `keep`, bool[num_rows], and free their blocks; the rows stay there."""
-        rows = np.flatnonzero(~keep).astype(np.int32)
+    def _end_rows(self, rows: Int32Array) -> None:
+        """End the sequences of `rows`, and free their blocks; the rows stay there."""
         self._pool.release(self._batch.blocks_of(rows))
         self._forget(self._batch.seq_ids[rows].tolist())
 
@@ -107,14 +106,15 @@ class LiveSequences:
         `preempted` are (row, computed tokens that it gave up): what has not ended of them goes back to the queue. The
         rest is put in order.
         """
-        batch = self._batch
+        batch, ending_rows = self._batch, finished_rows
         keep = np.ones(batch.num_rows, np.bool_)
         keep[finished_rows] = False
         if cancelled:
             is_cancelled = np.isin(batch.seq_ids[: batch.num_rows], list(cancelled))
             self.prefixes.publish(np.flatnonzero(keep & is_cancelled).astype(np.int32))
             keep &= ~is_cancelled
-        self._end_rows(keep)
+            ending_rows = np.flatnonzero(~keep).astype(np.int32)
+        self._end_rows(ending_rows)
         for row, num_computed_tokens in preempted:
             if keep[row]:
                 self._requeue(row, num_computed_tokens)
@@ -137,9 +137,10 @@ class LiveSequences:
                 self._release_forks(leader)
 
     def _forget(self, seq_ids: list[int]) -> None:
+        has_forks = bool(self.forks)
         for seq_id in seq_ids:
             self._policy.leave(self.by_id.pop(seq_id))
-            if self.forks:
+            if has_forks:
                 self._release_forks(seq_id)
         self.totals = self.totals._replace(num_finished=self.totals.num_finished + len(seq_ids))
 

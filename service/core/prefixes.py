@@ -11,7 +11,7 @@ from service.core.block_pool import BlockPool
 from service.core.chain import Chain
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
-from service.core.types import NULL_BLOCK, Int32Array
+from service.core.types import NULL_BLOCK, Int32Array, Int64Array
 
 _NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
 
@@ -119,13 +119,13 @@ class Prefixes:
         is_to_publish[prompt_rows] = True
         is_to_publish[finished_rows] = True
         is_to_publish[failed_rows] = False
-        self.publish(np.flatnonzero(is_to_publish).astype(np.int32))
+        self.publish(np.flatnonzero(is_to_publish))
 
-    def publish(self, rows: Int32Array) -> None:
+    def publish(self, rows: Int32Array | Int64Array) -> None:
         """Publish every full block of `rows` that is computed."""
         if not self._is_on or not len(rows):
             return
-        batch = self._batch
+        batch, rows = self._batch, rows.astype(np.int64)  # as an index several times faster than int32
         starts, ends = batch.num_published_blocks[rows], batch.num_computed_tokens[rows] // self._block_size
         is_new = ends > starts
         num_new = np.count_nonzero(is_new)
@@ -136,7 +136,7 @@ class Prefixes:
         self._pool.publish(self._chains(rows, starts, ends))
         batch.num_published_blocks[rows] = ends
 
-    def _chains(self, rows: Int32Array, starts: Int32Array, ends: Int32Array) -> list[Chain]:
+    def _chains(self, rows: Int64Array, starts: Int32Array, ends: Int32Array) -> list[Chain]:
         """The chain of each of `rows`, from block `starts` to before block `ends`."""
         block_table, token_ids, block_size = self._batch.block_table, self._batch.token_ids, self._block_size
         parents = np.where(starts > 0, block_table[rows, starts - 1], NULL_BLOCK)
