@@ -14,6 +14,7 @@ import numpy.typing as npt
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 Int32Array = npt.NDArray[np.int32]
+KEY_GROUP = 16
 KvArray = npt.NDArray[Any]  # float32, float16, or int8 with scales behind each head's run
 
 
@@ -139,6 +140,36 @@ def int8_views(kv_cache: KvArray) -> tuple[npt.NDArray[np.int8], Float32Array]:
     values = runs[..., : block_size * head_dim].reshape(num_blocks, two, num_kv_heads, block_size, head_dim)
     scales = runs[..., block_size * head_dim :].view(np.float32)
     return values, scales
+
+
+def keys_by_channel(kv_cache: KvArray) -> KvArray:
+    """A copy with the keys as the CPU op keeps them: [head_dim, tokens] for each group of tokens in a block.
+
+    A group is KEY_GROUP tokens, or the whole block if it is no multiple of that.
+    """
+    num_tokens = _key_group(kv_cache)
+    return _transpose_groups(kv_cache, (num_tokens, -1))
+
+
+def keys_by_token(kv_cache: KvArray) -> KvArray:
+    """A copy of the CPU op's buffer in the order of everything else here."""
+    num_tokens = _key_group(kv_cache)
+    return _transpose_groups(kv_cache, (-1, num_tokens))
+
+
+def _key_group(kv_cache: KvArray) -> int:
+    block_size = kv_cache.shape[3]
+    return block_size if block_size % KEY_GROUP else KEY_GROUP
+
+
+def _transpose_groups(kv_cache: KvArray, group_shape: tuple[int, int]) -> KvArray:
+    """A copy in which each group of a head's keys, which has `group_shape`, is transposed."""
+    copy = kv_cache.copy()
+    keys = (int8_views(copy)[0] if copy.dtype == np.int8 else copy)[:, 0]
+    num_groups = kv_cache.shape[3] // _key_group(kv_cache)
+    groups = keys.reshape(*keys.shape[:2], num_groups, *group_shape)
+    keys[...] = groups.swapaxes(-2, -1).reshape(keys.shape)
+    return copy
 
 
 def _rms_norm(heads: Float64Array, weight: Float32Array | None, epsilon: float) -> Float64Array:

@@ -15,14 +15,39 @@ constexpr int kBlockRows = 4;
 constexpr int block_vecs(int) { return 1; }
 #endif
 
-// B as floats in memory, row after row. `prefetch(k)` is a hook for those that want something done along the way.
+// Rows of B that are worked through at a time: what is looked up for them costs little then.
+constexpr int kSteps = 4;
+
+// B as floats in memory, row after row. `steps(k, column)` is where kSteps rows are read from there on; `prefetch` is a
+// hook for those that want something done along the way, and after the last row.
 struct DenseRows {
+  struct Steps {
+    const float* first;
+    int64_t stride;
+    CHAIRLIFT_INLINE_MEMBER Vec load_vec(int step, int column) const { return load(first + step * stride + column); }
+  };
   const float* rows;
   int64_t stride;
-  CHAIRLIFT_INLINE_MEMBER const float* row(int k) const { return rows + k * stride; }
+  template <int kVecs>
+  CHAIRLIFT_INLINE_MEMBER Steps steps(int k, int column) const {
+    return {rows + k * stride + column, stride};
+  }
   CHAIRLIFT_INLINE_MEMBER void prefetch(int) const {}
-  CHAIRLIFT_INLINE Vec load_vec(const float* p) { return load(p); }
+  CHAIRLIFT_INLINE_MEMBER void prefetch_rest(int) const {}
 };
+
+template <int kCount, int kRows, int kVecs, class B>
+CHAIRLIFT_INLINE void multiply_steps(const float* const* a, int k, const B& b, int column, Vec (&sum)[kRows][kVecs]) {
+  const auto steps = b.template steps<kVecs>(k, column);
+  for (int i = 0; i < kCount; ++i) {
+    Vec b_k[kVecs];
+    for (int v = 0; v < kVecs; ++v) b_k[v] = steps.load_vec(i, v * kLanes);
+    for (int r = 0; r < kRows; ++r) {
+      const Vec a_rk = set1(a[r][k + i]);
+      for (int v = 0; v < kVecs; ++v) sum[r][v] = fma(a_rk, b_k[v], sum[r][v]);
+    }
+  }
+}
 
 template <int kRows, int kVecs, bool kScaleC, class B>
 CHAIRLIFT_INLINE void multiply_block(const float* const* a, const float* alpha, int depth, const B& b, int column,
@@ -33,16 +58,13 @@ CHAIRLIFT_INLINE void multiply_block(const float* const* a, const float* alpha, 
       sum[r][v] = kScaleC ? mul(load(c + r * c_stride + column + v * kLanes), set1(alpha[r])) : zero();
     }
   }
-  for (int k = 0; k < depth; ++k) {
+  int k = 0;
+  for (; k + kSteps <= depth; k += kSteps) {
     if (column == 0) b.prefetch(k);
-    const auto* row = b.row(k) + column;
-    Vec b_k[kVecs];
-    for (int v = 0; v < kVecs; ++v) b_k[v] = B::load_vec(row + v * kLanes);
-    for (int r = 0; r < kRows; ++r) {
-      const Vec a_rk = set1(a[r][k]);
-      for (int v = 0; v < kVecs; ++v) sum[r][v] = fma(a_rk, b_k[v], sum[r][v]);
-    }
+    multiply_steps<kSteps>(a, k, b, column, sum);
   }
+  if (column == 0) b.prefetch_rest(k);
+  for (; k < depth; ++k) multiply_steps<1>(a, k, b, column, sum);
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kVecs; ++v) store(c + r * c_stride + column + v * kLanes, sum[r][v]);
   }

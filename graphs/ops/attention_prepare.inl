@@ -44,51 +44,54 @@ CHAIRLIFT_INLINE void rotate_head(const float* cos, const float* sin, int half, 
   }
 }
 
-// `y` is padded with zeros to a multiple of kLanes; only dim elements are written.
-CHAIRLIFT_INLINE void write_float16(const float* y, int dim, uint8_t* slot) {
-  uint16_t* out = reinterpret_cast<uint16_t*>(slot);
+// The `write_...` store a head at `out`, padded to a multiple of kLanes as `y` [dim] is.
+CHAIRLIFT_INLINE void write_float16(const float* y, int dim, uint16_t* out) {
   const Vec most = set1(65504.0f);  // saturate: an infinity would turn masked products into NaN
-  for (int d = 0; d < dim; d += kLanes) {
-    const Vec v = min(most, max(set1(-65504.0f), load(y + d)));
-    if (dim - d >= kLanes) {
-      store_f16(out + d, v);
-    } else {
-      uint16_t lanes[kLanes];
-      store_f16(lanes, v);
-      std::memcpy(out + d, lanes, static_cast<size_t>(dim - d) * sizeof(uint16_t));
-    }
-  }
+  for (int d = 0; d < dim; d += kLanes) store_f16(out + d, min(most, max(set1(-65504.0f), load(y + d))));
 }
 
-CHAIRLIFT_INLINE void write_int8(const float* y, int dim, uint8_t* slot, uint8_t* scale_slot) {
-  int8_t* out = reinterpret_cast<int8_t*>(slot);
+// Returns the scale.
+CHAIRLIFT_INLINE float write_int8(const float* y, int dim, int8_t* out) {
   Vec largest = zero();
   for (int d = 0; d < dim; d += kLanes) largest = max(largest, abs(load(y + d)));
   const float most = reduce_max(largest);
-  const float scale = most / 127.0f;
-  std::memcpy(scale_slot, &scale, sizeof(scale));
   const Vec inverse = set1(most > 0.0f ? 127.0f / most : 0.0f);
   for (int d = 0; d < dim; d += kLanes) {
-    const Vec v = min(set1(127.0f), max(set1(-127.0f), round(mul(load(y + d), inverse))));
-    if (dim - d >= kLanes) {
-      store_i8(out + d, v);
-    } else {
-      int8_t lanes[kLanes];
-      store_i8(lanes, v);
-      std::memcpy(out + d, lanes, static_cast<size_t>(dim - d));
-    }
+    store_i8(out + d, min(set1(127.0f), max(set1(-127.0f), round(mul(load(y + d), inverse)))));
   }
+  return most / 127.0f;
 }
 
-// Writes one head's key or value to its place in the slot.
-CHAIRLIFT_INLINE void write_head(const AttentionCall& call, const float* y, int64_t offset, uint8_t* head) {
-  uint8_t* slot = head + offset * call.token_bytes;
+// A head's key or value goes to token `offset` of the run at `head`.
+template <class Element>
+CHAIRLIFT_INLINE void place_head(const AttentionCall& call, const Element* y, bool is_key, int64_t offset,
+                                 uint8_t* head) {
+  if (!is_key) {
+    std::memcpy(head + offset * call.token_bytes, y, static_cast<size_t>(call.token_bytes));
+    return;
+  }
+  const int64_t in_group = offset % call.key_group;
+  Element* out = reinterpret_cast<Element*>(head + (offset - in_group) * call.token_bytes) + in_group;
+  for (int d = 0; d < call.head_dim; ++d) out[d * call.key_group] = y[d];
+}
+
+CHAIRLIFT_INLINE void write_head(const AttentionCall& call, const float* y, bool is_key, int64_t offset,
+                                 uint8_t* head) {
   switch (call.kv_type) {
-    case KvType::float32: std::memcpy(slot, y, static_cast<size_t>(call.token_bytes)); break;
-    case KvType::float16: write_float16(y, call.head_dim, slot); break;
-    case KvType::int8:
-      write_int8(y, call.head_dim, slot, head + call.block_size * call.token_bytes + offset * sizeof(float));
+    case KvType::float32: place_head(call, y, is_key, offset, head); break;
+    case KvType::float16: {
+      alignas(64) uint16_t halves[kMaxHeadDim];
+      write_float16(y, call.head_dim, halves);
+      place_head(call, halves, is_key, offset, head);
       break;
+    }
+    case KvType::int8: {
+      alignas(64) int8_t bytes[kMaxHeadDim];
+      const float scale = write_int8(y, call.head_dim, bytes);
+      place_head(call, bytes, is_key, offset, head);
+      std::memcpy(head + call.block_size * call.token_bytes + offset * sizeof(float), &scale, sizeof(scale));
+      break;
+    }
   }
 }
 
@@ -119,8 +122,8 @@ static void prepare(const AttentionCall& call, int64_t token, int32_t kv_head) {
   const int64_t offset = slot % call.block_size;
   norm_head(heads + (call.num_heads + kv_head) * dim, call.k_norm, call.norm_epsilon, dim, y);
   rotate_head(cos, sin, half, y);
-  write_head(call, y, offset, head);
+  write_head(call, y, true, offset, head);
   std::memcpy(y, heads + (call.num_heads + call.num_kv_heads + kv_head) * dim,
               static_cast<size_t>(dim) * sizeof(float));
-  write_head(call, y, offset, head + call.value_bytes);
+  write_head(call, y, false, offset, head + call.value_bytes);
 }

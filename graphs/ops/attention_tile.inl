@@ -17,23 +17,33 @@ struct KvInt8 {
   CHAIRLIFT_INLINE Vec load_vec(const Element* p) { return load_i8(p); }
 };
 
-// What lies beyond the context may never have been written (it could be NaN): it is read as this row.
-alignas(64) static const float kZeroRow[kMaxHeadDim] = {};
+constexpr int kTileGroups = kTileTokens / kKeyGroup;
 
-// Where the tile's tokens lie. The V of a token is value_bytes behind its K.
+// Where the tile's tokens lie. What lies beyond the context may never have been written (it could be NaN): V is not
+// read there, and what K yields there are scores that get masked.
 struct TileTokens {
-  int64_t start;  // position of the first token, a multiple of kTileTokens
-  int count;      // tokens of the unit's range: the rest of the tile is not to be read
-  const uint8_t* keys[kTileTokens];
-  const uint8_t* scales[kTileTokens];         // of the keys; with kHasScales only, like the next two
-  alignas(64) float key_scales[kTileTokens];  // 0 behind `count`
+  int64_t start;     // position of the first token, a multiple of kTileTokens
+  int count;         // tokens of the unit's range
+  int num_groups;    // that hold them; 0: blocks do not consist of whole groups, tokens are looked up one by one
+  const uint8_t* groups[kTileGroups];         // K of the groups; behind num_groups the first's once more
+  const uint8_t* scales[kTileGroups];         // of the keys; with kHasScales only, like the next two
+  alignas(64) float key_scales[kTileTokens];
   alignas(64) float value_scales[kTileTokens];
 };
 
-CHAIRLIFT_INLINE float read_float(const uint8_t* p) {
-  float value;
-  std::memcpy(&value, p, sizeof(value));
-  return value;
+// A token's place in its block: where the block's K of a head begins, and which of its tokens it is.
+struct TokenPlace {
+  const uint8_t* head;
+  int64_t offset;
+};
+
+CHAIRLIFT_INLINE TokenPlace place_of(const AttentionCall& call, const AttentionUnit& unit, int64_t position) {
+  const int32_t block = call.block_table[unit.sequence * call.max_blocks + position / call.block_size];
+  return {call.kv_cache + block * call.block_bytes + unit.kv_head * call.head_bytes, position % call.block_size};
+}
+
+CHAIRLIFT_INLINE const uint8_t* scale_at(const AttentionCall& call, const TokenPlace& place) {
+  return place.head + call.block_size * call.token_bytes + place.offset * sizeof(float);
 }
 
 template <class Kv>
@@ -41,29 +51,29 @@ static void locate_tile(const AttentionCall& call, const AttentionUnit& unit, in
   const int64_t left = unit.kv_end - start;
   tile->start = start;
   tile->count = static_cast<int>(left < kTileTokens ? left : kTileTokens);
-  const int32_t* table = call.block_table + unit.sequence * call.max_blocks;
-  int64_t column = start / call.block_size;
-  int64_t offset = start % call.block_size;
-  for (int j = 0; j < tile->count; ++column, offset = 0) {
-    const uint8_t* head = call.kv_cache + table[column] * call.block_bytes + unit.kv_head * call.head_bytes;
-    const uint8_t* scales = head + call.block_size * call.token_bytes;
-    for (; offset < call.block_size && j < tile->count; ++offset, ++j) {
-      tile->keys[j] = head + offset * call.token_bytes;
-      if constexpr (Kv::kHasScales) {
-        tile->scales[j] = scales + offset * sizeof(float);
-        __builtin_prefetch(tile->scales[j]);
-        __builtin_prefetch(tile->scales[j] + call.value_bytes);
-      }
+  tile->num_groups = call.key_group == kKeyGroup ? (tile->count + kKeyGroup - 1) / kKeyGroup : 0;
+  for (int g = 0; g < tile->num_groups; ++g) {
+    const TokenPlace place = place_of(call, unit, start + g * kKeyGroup);
+    tile->groups[g] = place.head + place.offset * call.token_bytes;
+    if constexpr (Kv::kHasScales) {
+      tile->scales[g] = scale_at(call, place);
+      __builtin_prefetch(tile->scales[g]);
+      __builtin_prefetch(tile->scales[g] + call.value_bytes);
     }
   }
-  for (int j = tile->count; j < kTileTokens; ++j) tile->keys[j] = reinterpret_cast<const uint8_t*>(kZeroRow);
+  for (int g = tile->num_groups; g > 0 && g < kTileGroups; ++g) tile->groups[g] = tile->groups[0];
 }
 
-static void load_scales(const AttentionCall& call, TileTokens* tile) {
-  for (int j = 0; j < kTileTokens; ++j) {
-    const bool is_used = j < tile->count;
-    tile->key_scales[j] = is_used ? read_float(tile->scales[j]) : 0.0f;
-    tile->value_scales[j] = is_used ? read_float(tile->scales[j] + call.value_bytes) : 0.0f;
+static void load_scales(const AttentionCall& call, const AttentionUnit& unit, TileTokens* tile) {
+  for (int g = 0; g < tile->num_groups; ++g) {
+    std::memcpy(tile->key_scales + g * kKeyGroup, tile->scales[g], kKeyGroup * sizeof(float));
+    std::memcpy(tile->value_scales + g * kKeyGroup, tile->scales[g] + call.value_bytes, kKeyGroup * sizeof(float));
+  }
+  if (tile->num_groups > 0) return;
+  for (int j = 0; j < tile->count; ++j) {
+    const uint8_t* scale = scale_at(call, place_of(call, unit, tile->start + j));
+    std::memcpy(tile->key_scales + j, scale, sizeof(float));
+    std::memcpy(tile->value_scales + j, scale + call.value_bytes, sizeof(float));
   }
 }
 
@@ -81,19 +91,25 @@ struct TilePrefetch {
   TilesAhead ahead;
   int64_t offset_bytes;  // 0 for K, value_bytes for V
   int64_t token_bytes;
-  int num_steps;
-  CHAIRLIFT_INLINE_MEMBER void operator()(int step) const {
-    if (ahead.next != nullptr) fetch(*ahead.next, step);
-    if (ahead.following != nullptr) fetch(*ahead.following, step);
+
+  // Rows row to row + kSteps - 1, a multiple of kSteps; behind a tile's last: none.
+  CHAIRLIFT_INLINE_MEMBER void operator()(int row) const {
+    if (ahead.next != nullptr) fetch(*ahead.next, row);
+    if (ahead.following != nullptr) fetch(*ahead.following, row);
+  }
+
+  CHAIRLIFT_INLINE_MEMBER void all_from(int row) const {
+    for (; row < kTileTokens; row += kSteps) (*this)(row);
   }
 
  private:
-  CHAIRLIFT_INLINE_MEMBER void fetch(const TileTokens& tile, int step) const {
-    for (int j = step; j < tile.count; j += num_steps) {
-      const uint8_t* row = tile.keys[j] + offset_bytes;
-      // Into the second-level cache: into the first, the core would have to hold each request itself, half as fast.
-      for (int64_t i = 0; i < token_bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
-    }
+  // A group's K lies all over its run, whichever of its tokens there are.
+  CHAIRLIFT_INLINE_MEMBER void fetch(const TileTokens& tile, int row) const {
+    const int num_rows = offset_bytes == 0 ? tile.num_groups * kKeyGroup : tile.count;
+    if (row >= num_rows || tile.num_groups == 0) return;
+    const uint8_t* first = tile.groups[row / kKeyGroup] + row % kKeyGroup * token_bytes + offset_bytes;
+    // Into the second-level cache: into the first, the core would have to hold each request itself, half as fast.
+    for (int64_t i = 0; i < kSteps * token_bytes; i += 64) __builtin_prefetch(first + i, 0, 2);
   }
 };
 
@@ -110,68 +126,92 @@ CHAIRLIFT_INLINE Vec load_some(const typename Kv::Element* p, int count) {
   return count >= kLanes ? Kv::load_vec(p) : load_tail<Kv>(p, count);
 }
 
-#include "attention_transpose.inl"
-
-// Stores columns: keys[channel * kTileTokens + token].
-struct StoreColumns {
-  float* keys;
-  CHAIRLIFT_INLINE_MEMBER void operator()(int channel, Vec column) const {
-    store(keys + channel * kTileTokens, column);
-  }
-};
-
-// K of the tile as floats, transposed: keys[channel * kTileTokens + token], for num_vecs * kLanes tokens.
+// K where it lies, a row for each channel, converted as it is read. Needs groups.
 template <class Kv>
-static void load_keys(const AttentionCall& call, const TileTokens& tile, int num_vecs, float* keys) {
-  for (int j = 0; j < num_vecs * kLanes; j += kLanes) {
-    StoreColumns take{keys + j};
-    for_each_column<Kv>(tile.keys + j, call.head_dim, take);
+struct KeyChannels {
+  using Element = typename Kv::Element;
+  template <int kVecs>
+  struct Steps {
+    const Element* first[kVecs];
+    CHAIRLIFT_INLINE_MEMBER Vec load_vec(int step, int column) const {
+      return Kv::load_vec(first[column / kLanes] + step * kKeyGroup);
+    }
+  };
+  const TileTokens& tile;
+  TilePrefetch ahead;
+  template <int kVecs>
+  CHAIRLIFT_INLINE_MEMBER Steps<kVecs> steps(int channel, int token) const {
+    Steps<kVecs> result;
+    for (int v = 0; v < kVecs; ++v, token += kLanes) {
+      const Element* group = reinterpret_cast<const Element*>(tile.groups[token / kKeyGroup]);
+      result.first[v] = group + channel * kKeyGroup + token % kKeyGroup;
+    }
+    return result;
   }
-}
-
-// Multiplies columns with queries as they come: the same chains of sums that multiply() would make of them.
-template <int kRows>
-struct ScoreColumns {
-  const float* const* queries;
-  Vec sums[kRows];
-  CHAIRLIFT_INLINE_MEMBER void operator()(int channel, Vec column) {
-    for (int r = 0; r < kRows; ++r) sums[r] = fma(set1(queries[r][channel]), column, sums[r]);
-  }
+  CHAIRLIFT_INLINE_MEMBER void prefetch(int channel) const { ahead(channel); }
+  CHAIRLIFT_INLINE_MEMBER void prefetch_rest(int channel) const { ahead.all_from(channel); }
 };
 
-// scores[row * kTileTokens + token] of kRows queries: the keys are used once, so they are not stored on the way.
-template <class Kv, int kRows>
-[[gnu::noinline]] static void score_rows(const AttentionCall& call, const TileTokens& tile, const float* const* queries,
-                                         const TilePrefetch& prefetch, int num_vecs, float* scores) {
-  for (int j = 0; j < num_vecs * kLanes; j += kLanes) {
-    for (int i = 0; i < kLanes; ++i) prefetch(j + i);
-    ScoreColumns<kRows> take{queries, {}};
-    for (int r = 0; r < kRows; ++r) take.sums[r] = zero();
-    for_each_column<Kv>(tile.keys + j, call.head_dim, take);
-    for (int r = 0; r < kRows; ++r) store(scores + r * kTileTokens + j, take.sums[r]);
-  }
-}
-
-// The same for a number of rows that is known when it runs, 1 to kRows.
-template <class Kv, int kRows>
-CHAIRLIFT_INLINE void score_few(int num_rows, const AttentionCall& call, const TileTokens& tile,
-                                const float* const* queries, const TilePrefetch& prefetch, int num_vecs,
-                                float* scores) {
-  if constexpr (kRows > 0) {
-    if (num_rows == kRows) {
-      score_rows<Kv, kRows>(call, tile, queries, prefetch, num_vecs, scores);
-    } else {
-      score_few<Kv, kRows - 1>(num_rows, call, tile, queries, prefetch, num_vecs, scores);
+// V where it lies, likewise a row for each token.
+template <class Kv>
+struct ValueTokens {
+  using Element = typename Kv::Element;
+  struct Steps {
+    const uint8_t* first;
+    int64_t token_bytes;
+    CHAIRLIFT_INLINE_MEMBER Vec load_vec(int step, int column) const {
+      return Kv::load_vec(reinterpret_cast<const Element*>(first + step * token_bytes) + column);
     }
+  };
+  const TileTokens& tile;
+  int64_t value_bytes;
+  TilePrefetch ahead;
+  template <int kVecs>
+  CHAIRLIFT_INLINE_MEMBER Steps steps(int token, int d) const {
+    const uint8_t* first = tile.groups[token / kKeyGroup] + value_bytes + token % kKeyGroup * ahead.token_bytes;
+    return {first + d * sizeof(Element), ahead.token_bytes};
+  }
+  CHAIRLIFT_INLINE_MEMBER void prefetch(int token) const { ahead(token); }
+  CHAIRLIFT_INLINE_MEMBER void prefetch_rest(int token) const { ahead.all_from(token); }
+};
+
+// K of the tile as floats: keys[channel * kTileTokens + token]. Tokens behind the last may be anything.
+template <class Kv>
+static void load_keys(const AttentionCall& call, const AttentionUnit& unit, const TileTokens& tile, float* keys) {
+  using Element = typename Kv::Element;
+  for (int channel = 0; channel < call.head_dim && tile.num_groups > 0; ++channel) {
+    for (int j = 0; j < tile.num_groups * kKeyGroup; j += kLanes) {
+      const Element* group = reinterpret_cast<const Element*>(tile.groups[j / kKeyGroup]);
+      store(keys + channel * kTileTokens + j, Kv::load_vec(group + channel * kKeyGroup + j % kKeyGroup));
+    }
+  }
+  if (tile.num_groups > 0) return;
+  alignas(64) Element row[kMaxHeadDim] = {};
+  alignas(64) float floats[kMaxHeadDim];
+  for (int j = 0; j < tile.count; ++j) {
+    const TokenPlace place = place_of(call, unit, tile.start + j);
+    const Element* first = reinterpret_cast<const Element*>(place.head) + place.offset;
+    for (int channel = 0; channel < call.head_dim; ++channel) row[channel] = first[channel * call.key_group];
+    for (int channel = 0; channel < call.head_dim; channel += kLanes) {
+      store(floats + channel, Kv::load_vec(row + channel));
+    }
+    for (int channel = 0; channel < call.head_dim; ++channel) keys[channel * kTileTokens + j] = floats[channel];
   }
 }
 
 // V of the tile's tokens as floats: values[token * padded_dim + d]; zeros behind head_dim.
 template <class Kv>
-static void load_values(const AttentionCall& call, const TileTokens& tile, float* values) {
+static void load_values(const AttentionCall& call, const AttentionUnit& unit, const TileTokens& tile, float* values) {
   using Element = typename Kv::Element;
   for (int j = 0; j < tile.count; ++j) {
-    const Element* row = reinterpret_cast<const Element*>(tile.keys[j] + call.value_bytes);
+    const uint8_t* keys;
+    if (tile.num_groups > 0) {
+      keys = tile.groups[j / kKeyGroup] + j % kKeyGroup * call.token_bytes;
+    } else {
+      const TokenPlace place = place_of(call, unit, tile.start + j);
+      keys = place.head + place.offset * call.token_bytes;
+    }
+    const Element* row = reinterpret_cast<const Element*>(keys + call.value_bytes);
     float* out = values + j * call.padded_dim;
     for (int d = 0; d < call.padded_dim; d += kLanes) {
       const int count = call.head_dim - d;
@@ -179,16 +219,3 @@ static void load_values(const AttentionCall& call, const TileTokens& tile, float
     }
   }
 }
-
-// V where it lies, converted as it is read: for units of few rows, which read each element once anyway.
-template <class Kv>
-struct ValueRows {
-  using Element = typename Kv::Element;
-  const TileTokens& tile;
-  int64_t value_bytes;
-  TilePrefetch prefetch;
-  CHAIRLIFT_INLINE_MEMBER const Element* row(int k) const {
-    return reinterpret_cast<const Element*>(tile.keys[k] + value_bytes);
-  }
-  CHAIRLIFT_INLINE Vec load_vec(const Element* p) { return Kv::load_vec(p); }
-};

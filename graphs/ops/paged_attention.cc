@@ -36,6 +36,7 @@ Status read_kv_cache(const TensorView& tensor, AttentionCall* call) {
     return error("'kv_cache' has %lld blocks of %lld tokens", static_cast<long long>(call->num_blocks),
                  static_cast<long long>(call->block_size));
   }
+  call->key_group = call->block_size % kKeyGroup == 0 ? kKeyGroup : call->block_size;
   call->token_bytes = call->head_dim * element_bytes;
   call->head_bytes = call->block_size * (call->token_bytes + scale_bytes);
   call->value_bytes = call->num_kv_heads * call->head_bytes;

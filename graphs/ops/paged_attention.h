@@ -15,6 +15,7 @@ namespace chairlift {
 
 constexpr int kTileTokens = 64;
 constexpr int kSplitTokens = 512;
+constexpr int kKeyGroup = 16;
 constexpr int kMaxHeadDim = 256;
 constexpr int kMaxTileRows = 48;
 constexpr int kMaxTileFloats = 6144;  // tile_rows * padded_dim: the output tile stays in the first-level cache
@@ -59,8 +60,10 @@ struct AttentionCall {
   int64_t block_size;
   int64_t rotary_half;  // columns of cos and sin
 
-  // The KV buffer: block -> K or V -> head -> token; int8 has the scales of a head's tokens behind its values.
+  // The KV buffer: block -> K or V -> head -> token -> channel; int8 has the scales of a head's tokens behind its
+  // values. K is read by channels, so it lies in groups of tokens: block -> K -> head -> group -> channel -> token.
   KvType kv_type;
+  int64_t key_group;  // tokens of a group: kKeyGroup, or all of a block that is no multiple of it
   int64_t token_bytes;
   int64_t head_bytes;
   int64_t value_bytes;  // from a K to the V of the same slot and head

@@ -1,11 +1,11 @@
 // The PagedAttention kernels for one instruction set; the including file names it (see simd.h).
 //
-// Per unit: queries (already rotated and scaled) times K^T, tile by tile, online softmax, times V. K is transposed as
-// it is converted to float, so both products have tokens, then channels, along their vectors. Prefill and decode differ
-// in how many rows a unit has: many rows share a converted tile, few use it once, in registers. Every sum is the same
-// chain either way.
+// Per unit: queries (already rotated and scaled) times K^T, tile by tile, online softmax, times V. K lies by channels, 16
+// tokens at a time, so both products have tokens, then channels, along their vectors. Prefill and decode differ in how
+// many rows a unit has: many rows share a converted tile, few use it once, in registers. Every sum is the same chain
+// either way.
 //
-// What bounds it. Decode: reading KV, then the transposition of K. Prefill: multiply-adds. Versions, on a 2-core Zen 4,
+// What bounds it. Decode: reading KV. Prefill: multiply-adds. Versions, on a 2-core Zen 4,
 // microseconds of one core per call (16 sequences of 512 tokens, 9 query and 3 kv heads of 64, float16, KV in cache):
 //   K and V converted into scratch, then multiplied               510
 //   K transposed as 16-bit words, V converted as it is read        410
@@ -14,6 +14,8 @@
 // With KV in memory the first took 690; the last takes 545, and 510 where the buffer lies on huge pages.
 // On Zen 5, contexts that end in a short tile (16 sequences of 205 tokens): 0.80 of the time since the following task's
 // first tile is fetched during the tile before; until then it was fetched during the short one, and mostly missed.
+// There too, sequences of 256 tokens, K by channels in the buffer itself and rows looked up four at a time: 0.60 of the
+// time in cache, 0.77 in memory. Until then K was transposed as it was converted.
 // On AVX2 (Zen 3), where up to three rows share four vectors of V instead of two, 0.91 of the time before.
 #include <utility>
 
@@ -64,27 +66,30 @@ template <class Kv>
 void attend_tile_few(const AttentionCall& call, const UnitRows& rows, const TileTokens& tile, const TilesAhead& ahead,
                      Scratch* scratch, RowStates* states) {
   const int num_vecs = (tile.count + kLanes - 1) / kLanes;
-  const TilePrefetch prefetch_keys{ahead, 0, call.token_bytes, num_vecs * kLanes};
-  score_few<Kv, kBlockRows>(rows.count, call, tile, rows.queries, prefetch_keys, num_vecs, scratch->scores);
+  const KeyChannels<Kv> keys{tile, {ahead, 0, call.token_bytes}};
+  const int num_rest = num_vecs % block_vecs(rows.count);  // dearer one by one than as a whole block, from two on
+  const int num_key_vecs = num_rest > 1 ? num_vecs - num_rest + block_vecs(rows.count) : num_vecs;
+  multiply<false>(rows.count, rows.queries, scratch->alpha, call.head_dim, keys, num_key_vecs, scratch->scores,
+                  kTileTokens);
   softmax_tile<Kv>(call, rows, tile, num_vecs, scratch->scores, states, scratch->alpha);
-  const ValueRows<Kv> values{tile, call.value_bytes, {ahead, call.value_bytes, call.token_bytes, tile.count}};
+  const ValueTokens<Kv> values{tile, call.value_bytes, {ahead, call.value_bytes, call.token_bytes}};
   multiply<true>(rows.count, scratch->weights, scratch->alpha, tile.count, values, call.head_dim / kLanes, states->o,
                  call.padded_dim);
 }
 
-// Many rows: K and V are converted once for all of them.
+// Many rows, or tokens that are not in groups: K and V are converted once for all rows.
 template <class Kv>
-void attend_tile_many(const AttentionCall& call, const UnitRows& rows, const TileTokens& tile, const TilesAhead& ahead,
-                      Scratch* scratch, RowStates* states) {
+void attend_tile_many(const AttentionCall& call, const AttentionUnit& unit, const UnitRows& rows,
+                      const TileTokens& tile, const TilesAhead& ahead, Scratch* scratch, RowStates* states) {
   const int num_vecs = (tile.count + kLanes - 1) / kLanes;
   float* buffer = scratch->keys_or_values;
-  TilePrefetch{ahead, 0, call.token_bytes, 1}(0);
-  load_keys<Kv>(call, tile, num_vecs, buffer);
+  TilePrefetch{ahead, 0, call.token_bytes}.all_from(0);
+  load_keys<Kv>(call, unit, tile, buffer);
   multiply<false>(rows.count, rows.queries, scratch->alpha, call.head_dim, DenseRows{buffer, kTileTokens}, num_vecs,
                   scratch->scores, kTileTokens);
   softmax_tile<Kv>(call, rows, tile, num_vecs, scratch->scores, states, scratch->alpha);
-  TilePrefetch{ahead, call.value_bytes, call.token_bytes, 1}(0);
-  load_values<Kv>(call, tile, buffer);
+  TilePrefetch{ahead, call.value_bytes, call.token_bytes}.all_from(0);
+  load_values<Kv>(call, unit, tile, buffer);
   multiply<true>(rows.count, scratch->weights, scratch->alpha, tile.count, DenseRows{buffer, call.padded_dim},
                  call.padded_dim / kLanes, states->o, call.padded_dim);
 }
@@ -99,7 +104,7 @@ void attend_split(const AttentionCall& call, const AttentionUnit& unit, const Un
   const int64_t split_begin = split * kSplitTokens;
   const int64_t begin = first > split_begin ? first : split_begin;
   const int64_t end = split_begin + kSplitTokens < unit.kv_end ? split_begin + kSplitTokens : unit.kv_end;
-  const bool are_few = rows.count <= kBlockRows && call.head_dim % kLanes == 0;
+  const bool are_few = rows.count <= kBlockRows && call.head_dim % kLanes == 0 && call.key_group == kKeyGroup;
   TileTokens* tile = &scratch->tiles[0];
   TileTokens* next = &scratch->tiles[1];
   const int64_t task_end = scratch->task_end;
@@ -118,11 +123,11 @@ void attend_split(const AttentionCall& call, const AttentionUnit& unit, const Un
       locate_tile<Kv>(call, *scratch->following->unit, scratch->following->start, &scratch->tiles[2]);
       scratch->following = nullptr;
     }
-    if constexpr (Kv::kHasScales) load_scales(call, tile);
+    if constexpr (Kv::kHasScales) load_scales(call, unit, tile);
     if (are_few) {
       attend_tile_few<Kv>(call, rows, *tile, ahead, scratch, states);
     } else {
-      attend_tile_many<Kv>(call, rows, *tile, ahead, scratch, states);
+      attend_tile_many<Kv>(call, unit, rows, *tile, ahead, scratch, states);
     }
     std::swap(tile, next);
   }

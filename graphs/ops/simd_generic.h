@@ -15,22 +15,18 @@ struct Vec {
   for (int i = 0; i < kLanes; ++i) r.v[i] = expression; \
   return r
 
+CHAIRLIFT_INLINE float float_of(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
 CHAIRLIFT_INLINE float f16_to_f32(uint16_t h) {
-  const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
-  uint32_t bits = static_cast<uint32_t>(h & 0x7fffu) << 13;
-  float magnitude;
-  if (bits >= 0x0f800000u) {  // infinity or NaN
-    bits |= 0x7f800000u;
-    std::memcpy(&magnitude, &bits, sizeof(magnitude));
-  } else {
-    std::memcpy(&magnitude, &bits, sizeof(magnitude));
-    magnitude *= 0x1p112f;  // moves the exponent from bias 15 to bias 127; exact, subnormals included
-  }
-  uint32_t result;
-  std::memcpy(&result, &magnitude, sizeof(result));
-  result |= sign;
-  std::memcpy(&magnitude, &result, sizeof(magnitude));
-  return magnitude;
+  const uint32_t bits = static_cast<uint32_t>(h & 0x7fffu) << 13;
+  const bool is_finite = bits < 0x0f800000u;
+  // The product moves the exponent from bias 15 to bias 127; exact, subnormals included.
+  const float magnitude = is_finite ? float_of(bits) * 0x1p112f : float_of(bits | 0x7f800000u);
+  return (h & 0x8000u) != 0 ? -magnitude : magnitude;
 }
 
 // Rounds half to even; overflow gives infinity.

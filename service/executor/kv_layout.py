@@ -2,7 +2,9 @@
 
 One array per layer, `[num_blocks, 2, num_kv_heads, block_size, head_dim]`: keys, then values; one head's tokens of one
 block are one contiguous run. With int8, the last dimension is `head_dim + 4`: a run of `block_size * (head_dim + 4)`
-bytes holds first the int8 values of its tokens, then one float32 scale per token.
+bytes holds first the int8 values of its tokens, then one float32 scale per token. How a block's keys are ordered within
+their run is the op's affair, and on a CPU not token by token (graphs/ops/paged_attention.h): outside, only whole blocks
+may be moved.
 """
 
 import enum

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from graphs.op_twins_attention import AttentionSpec, HeadTables, RaggedBatch, int8_views
+from graphs.op_twins_attention import (
+    AttentionSpec,
+    HeadTables,
+    RaggedBatch,
+    int8_views,
+    keys_by_channel,
+    keys_by_token,
+)
 from tests.unit.op_session import OpSession
 
 KV_DTYPES = (np.float32, np.float16, np.int8)
@@ -42,8 +49,12 @@ class AttentionCase:
         }
 
     def run(self, num_threads: int = 1) -> np.ndarray:
-        """The op's output; `kv_cache` and `workspace` are changed in place."""
-        return run_attention(self.spec, self.inputs(), num_threads)
+        """The op's output; `kv_cache`, which is in the twin's order, and `workspace` are changed in place."""
+        inputs = self.inputs()
+        kv_cache = inputs["kv_cache"] = keys_by_channel(self.kv_cache)
+        out = run_attention(self.spec, inputs, num_threads)
+        self.kv_cache[...] = keys_by_token(kv_cache)
+        return out
 
     def copy(self) -> "AttentionCase":
         """The same case with a KV buffer and a workspace of its own."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from graphs.op_twins_attention import AttentionSpec, RaggedBatch, attend, int8_views, split_heads, write_kv
-from tests.unit.attention_cases import KV_DTYPES, RAGGED, SPEC, AttentionCase, make_case, scatter_blocks
+from tests.unit.attention_cases import KV_DTYPES, RAGGED, SPEC, AttentionCase, make_case, run_attention, scatter_blocks
 from tests.unit.op_session import LIBRARY, supported_isas
 
 FEW = [(1, 70), (18, 18), (5, 90)]
@@ -153,6 +153,19 @@ def test_only_the_given_slots_are_written(isa, kv_dtype):
         may_change[block, :, :, offset] = True
         assert not (is_changed & ~may_change).any()
         assert not np.isnan(case.kv_cache[block, :, :, offset]).any()
+
+
+def test_keys_lie_by_channel_within_sixteen_tokens(isa):
+    case = make_case(SPEC, [(1, 21)], block_size=32)
+    kv_cache = case.kv_cache = np.zeros_like(case.kv_cache)
+    inputs = case.inputs()
+    run_attention(SPEC, inputs)
+    _, key, value = split_heads(SPEC, case.qkv, case.batch.positions, case.tables)
+    block = kv_cache[case.batch.block_table[0, 0]]  # [2, heads, 32 tokens, 32 channels], 20 being the only token
+    keys = block[0].reshape(2, 2, 32, 16)
+    np.testing.assert_allclose(keys[:, 1, :, 4], key[0], rtol=3e-6, atol=3e-7)
+    np.testing.assert_allclose(block[1, :, 20], value[0], rtol=3e-6, atol=3e-7)
+    assert np.count_nonzero(kv_cache) == 2 * 2 * 32
 
 
 def test_slot_minus_one_is_not_written_and_padding_rows_are_zero(isa):
