@@ -7,8 +7,7 @@ namespace chairlift {
 namespace {
 
 constexpr int64_t kTasksPerThread = 4;
-constexpr int64_t kGroupsPerThread = 6;
-constexpr int64_t kTokensPerPreparation = 8;  // enough work to pay for handing out an index
+constexpr int64_t kGroupsPerShare = 2;  // of a thread's share of what is left
 
 int64_t num_threads() {
   static const int64_t count = std::max(1u, std::thread::hardware_concurrency());
@@ -38,10 +37,15 @@ void add_preparation(const AttentionCall& call, AttentionPreparation tokens, Att
   plan->prepare_ns += tokens.num_tokens * tokens.num_kv_heads * (call.group_size + 2) * call.head_dim / 4;
 }
 
-void add_preparations(const AttentionCall& call, int64_t first_token, int64_t end_token, AttentionPlan* plan) {
-  for (int64_t token = first_token; token < end_token; token += kTokensPerPreparation) {
-    const int64_t count = std::min(kTokensPerPreparation, end_token - token);
+// Tokens whose keys share a group, and so cache lines, are prepared together.
+void add_preparations(const AttentionCall& call, int32_t sequence, AttentionPlan* plan) {
+  const int64_t end_token = call.cu_seqlens[sequence + 1];
+  const int64_t first_position = call.context_lens[sequence] - (end_token - call.cu_seqlens[sequence]);
+  int64_t in_group = first_position % kKeyGroup;
+  for (int64_t token = call.cu_seqlens[sequence]; token < end_token; in_group = 0) {
+    const int64_t count = std::min(kKeyGroup - in_group, end_token - token);
     add_preparation(call, {token, count, 0, call.num_kv_heads}, plan);
+    token += count;
   }
 }
 
@@ -49,7 +53,9 @@ void add_units(const AttentionCall& call, int32_t sequence, AttentionPlan* plan)
   const int64_t num_queries = call.cu_seqlens[sequence + 1] - call.cu_seqlens[sequence];
   const int64_t first_position = call.context_lens[sequence] - num_queries;
   const int64_t num_rows = num_queries * call.group_size;
-  for (int64_t row = 0; row < num_rows; row += call.tile_rows) {
+  if (num_rows == 0) return;
+  // From the last, which see most: short tasks at the end let all threads finish together.
+  for (int64_t row = (num_rows - 1) / call.tile_rows * call.tile_rows; row >= 0; row -= call.tile_rows) {
     const int64_t count = std::min<int64_t>(call.tile_rows, num_rows - row);
     AttentionUnit unit{};
     unit.sequence = sequence;
@@ -63,7 +69,7 @@ void add_units(const AttentionCall& call, int32_t sequence, AttentionPlan* plan)
     for (unit.kv_head = 0; unit.kv_head < call.num_kv_heads; ++unit.kv_head) plan->units.push_back(unit);
     plan->attend_ns += call.num_kv_heads * unit_ns(call, unit);
   }
-  if (num_rows > call.tile_rows) add_preparations(call, call.cu_seqlens[sequence], call.cu_seqlens[sequence + 1], plan);
+  if (num_rows > call.tile_rows) add_preparations(call, sequence, plan);
 }
 
 // Cuts unit `index` if it is longer than `fair_ns` and its partials fit; they are taken off the workspace.
@@ -94,16 +100,18 @@ void add_tasks(const AttentionCall& call, size_t index, int64_t fair_ns, float**
   }
 }
 
-// Groups of about equal cost. A group's tasks follow each other on one thread; only its first tile comes unfetched.
+// A group's tasks follow each other on one thread; only its first tile comes unfetched. Groups get ever shorter, so
+// that threads finish together.
 void add_groups(const AttentionCall& call, AttentionPlan* plan) {
-  const int64_t group_ns = plan->attend_ns / (kGroupsPerThread * num_threads()) + 1;
+  int64_t left_ns = plan->attend_ns;
   int64_t sum_ns = 0;
   for (size_t i = 0; i < plan->tasks.size(); ++i) {
     const AttentionTask& task = plan->tasks[i];
     const AttentionUnit& unit = plan->units[static_cast<size_t>(task.unit)];
     sum_ns += unit_ns(call, unit) * task.num_splits / num_splits(unit);
-    if (sum_ns >= group_ns || i + 1 == plan->tasks.size()) {
+    if (sum_ns >= left_ns / (kGroupsPerShare * num_threads()) || i + 1 == plan->tasks.size()) {
       plan->group_ends.push_back(i + 1);
+      left_ns -= sum_ns;
       sum_ns = 0;
     }
   }
@@ -124,8 +132,11 @@ void plan_attention(const AttentionCall& call, float* workspace, int64_t workspa
   plan->group_ends.clear();
   plan->prepare_ns = 0;
   plan->attend_ns = 0;
-  for (int32_t sequence = 0; sequence < call.num_seqs; ++sequence) add_units(call, sequence, plan);
-  add_preparations(call, call.cu_seqlens[call.num_seqs], call.num_tokens, plan);  // padding: zeros in `out`
+  for (int32_t sequence = static_cast<int32_t>(call.num_seqs); sequence-- > 0;) add_units(call, sequence, plan);
+  const int64_t num_used = call.cu_seqlens[call.num_seqs];
+  if (num_used < call.num_tokens) {  // padding: zeros in `out`
+    add_preparation(call, {num_used, call.num_tokens - num_used, 0, call.num_kv_heads}, plan);
+  }
   if (plan->tasks_left_capacity < plan->units.size()) {
     plan->tasks_left_capacity = 2 * plan->units.size();
     plan->tasks_left = std::make_unique<std::atomic<int32_t>[]>(plan->tasks_left_capacity);

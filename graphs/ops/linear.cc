@@ -49,22 +49,28 @@ struct Tasks {
   int64_t total_ns;
   int64_t step;
   int64_t num_panels;
+  int64_t half;  // 0, or the panels after which the last run is cut in two tasks
 
   int64_t first_panel(size_t task) const {
     const int64_t num_steps = (num_panels + step - 1) / step;
-    const int64_t first_step = static_cast<int64_t>(task) * num_steps / static_cast<int64_t>(count);
-    return std::min(first_step * step, num_panels);
+    const int64_t num_runs = static_cast<int64_t>(count) - (half > 0);
+    const int64_t index = static_cast<int64_t>(task);
+    if (half > 0 && index == num_runs) return std::min((num_steps - 1) * step + half, num_panels);
+    return std::min(std::min(index, num_runs) * num_steps / num_runs * step, num_panels);
   }
 };
 
-Tasks cut(const LinearCall& call, int64_t step) {
+Tasks cut(const LinearCall& call, const LinearKernels& kernels) {
+  const int64_t step = kernels.task_panels;
   const double num_bytes = static_cast<double>(call.num_panels() * call.panel_bytes());
   const double total_ns =
       std::max(num_bytes / kBytesPerNs, num_bytes * static_cast<double>(call.num_rows) / kProductsPerNs);
   const int64_t wanted = (static_cast<int64_t>(total_ns / kTaskNs) / kTaskMultiple + 1) * kTaskMultiple;
   const int64_t most = std::max<int64_t>((call.num_panels() + step - 1) / step, 1);
-  const size_t count = static_cast<size_t>(std::min({wanted, most, kMaxTasks}));
-  return {count, static_cast<int64_t>(total_ns), step, call.num_panels()};
+  const int64_t count = std::min({wanted, most, kMaxTasks});
+  // An odd number of large tasks would leave one of two threads waiting during the last.
+  const int64_t half = count == most && count % 2 == 1 ? kernels.half_task_panels : 0;
+  return {static_cast<size_t>(count + (half > 0)), static_cast<int64_t>(total_ns), step, call.num_panels(), half};
 }
 
 // The inputs from `index` on, which `kWeightInputs` names.
@@ -123,7 +129,7 @@ Status multiply(Context& context, LinearCall call, const Quantizer& quantizer) {
   const int64_t affordable = static_cast<int64_t>(kRunNs / quantizer.row_ns());
   SharedRows rows(call.num_rows, std::max<int64_t>(std::min(affordable, call.num_rows / kMinRuns), 1));
   std::atomic<bool> is_out_of_memory{false};
-  const Tasks tasks = cut(call, kernels.task_panels);
+  const Tasks tasks = cut(call, kernels);
   const int64_t rows_ns = static_cast<int64_t>(quantizer.row_ns() * static_cast<double>(call.num_rows));
   CHAIRLIFT_TRY(context.parallel_for(tasks.count, tasks.total_ns + rows_ns, [&](size_t task) {
     rows.finish([&](int64_t row) {

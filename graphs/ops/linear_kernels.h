@@ -39,6 +39,7 @@ struct LinearCall {
 
 struct LinearKernels {
   int64_t task_panels;  // panels of the widest tile: `compute` is best given a multiple
+  int64_t half_task_panels;  // of half the widest tile, if one is worth giving alone; else 0
   // All rows are copied by `prepare`, each on its own, into one buffer of this size, a multiple of
   // 64 and aligned to it.
   int64_t (*prepared_bytes)(int64_t num_rows, int64_t in_features);

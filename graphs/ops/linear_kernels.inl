@@ -29,6 +29,9 @@ constexpr int kLineBytes = 64;
 constexpr int kVectorsPerPanel = static_cast<int>(kPanelColumns) / kDotColumns;
 constexpr int64_t kBlockPanels = tile_vectors(1) > kVectorsPerPanel ? tile_vectors(1) / kVectorsPerPanel : 1;
 
+// As many columns as keep the multipliers busy: with fewer, a row's sums wait for each other.
+constexpr int64_t kHalfBlockPanels = kBlockPanels == 4 ? 2 : 0;
+
 constexpr int kAheadShift = 10;  // steps are in 1/1024 bytes: many strips prefetch less than a byte per group each
 
 // A block to prefetch, in equal parts by all strips.
@@ -162,7 +165,16 @@ void compute_strip(const LinearCall& call, int64_t row, int64_t first_panel, int
     compute_tile<kRows, kVectors>(call, row, column, tile);
   }
   if constexpr (kTileColumns > kPanelColumns) {
-    for (int64_t column = first + num_tiles * kTileColumns; column < end; column += kPanelColumns) {
+    int64_t column = first + num_tiles * kTileColumns;
+    if constexpr (kHalfBlockPanels > 0) {
+      constexpr int64_t kHalfColumns = kHalfBlockPanels * kPanelColumns;
+      if (column + kHalfColumns <= end) {
+        tile.weights = tile.ahead = at(column);
+        compute_tile<kRows, kHalfColumns / kDotColumns>(call, row, column, tile);
+        column += kHalfColumns;
+      }
+    }
+    for (; column < end; column += kPanelColumns) {
       tile.weights = tile.ahead = at(column);
       compute_tile<kRows, kVectorsPerPanel>(call, row, column, tile);
     }
@@ -200,7 +212,7 @@ void compute(const LinearCall& call, int64_t first_panel, int64_t end_panel, con
 }  // namespace
 
 const LinearKernels& linear_kernels() {
-  static constexpr LinearKernels kernels = {kBlockPanels, prepared_bytes, prepare, compute};
+  static constexpr LinearKernels kernels = {kBlockPanels, kHalfBlockPanels, prepared_bytes, prepare, compute};
   return kernels;
 }
 
