@@ -1,5 +1,6 @@
 """An ONNX Runtime session whose inputs and outputs are arrays of ours, bound by address."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +44,9 @@ def session_options(library: Path, num_threads: int, spin: Spin) -> ort.SessionO
 class BoundSession:
     """A session with its one IOBinding. The arrays stay the caller's; they are kept alive while bound."""
 
-    def __init__(self, session: ort.InferenceSession) -> None:
+    def __init__(self, session: ort.InferenceSession, initializers: Sequence[ort.OrtValue] = ()) -> None:
+        """`initializers` are what the session reads in place: kept as long as it is."""
+        self._initializers = initializers
         self._session = session
         self._binding = session.io_binding()
         self._arrays: dict[str, npt.NDArray[Any]] = {}

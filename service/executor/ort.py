@@ -33,6 +33,7 @@ from service.executor.limits import executor_limits
 from service.executor.machine import available_memory_bytes, num_usable_cpus
 from service.executor.model_variant import KV_INPUT_PREFIX, model_variant
 from service.executor.op_library import OpLibrary
+from service.executor.resident_weights import read_resident_weights
 from service.executor.sample_rows import SampleRowsSession
 from service.executor.sampler import Sampler, SamplingJob
 from service.executor.step_inputs import StepInputBuffers
@@ -189,8 +190,12 @@ def _load_session(
     path = config.model_dir / PREFILL_NAME
     variant = model_variant(path, model, dtype)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    weights = read_resident_weights(variant, path.parent)
+    initializers = [ort.OrtValue.ortvalue_from_numpy(array) for array in weights.values()]
+    for name, value in zip(weights, initializers, strict=True):
+        options.add_initializer(name, value)
     try:
         session = ort.InferenceSession(variant, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base but this
         raise ModelFolderError(f"{path}: ONNX Runtime cannot load it: {error}") from error
-    return BoundSession(session)
+    return BoundSession(session, initializers)
