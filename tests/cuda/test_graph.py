@@ -41,6 +41,19 @@ def test_attention_moves_to_the_domain_of_the_device(tiny_float16) -> None:
     assert {"chairlift.simulated"} == {node.domain for node in graph.node if node.op_type == "PagedAttention"}
 
 
+@pytest.mark.parametrize(("name", "rows"), [(PREFILL_NAME, "num_logits"), (DECODE_NAME, "num_tokens")])
+def test_the_graph_ends_with_a_token_for_every_row_of_logits(tiny_float16, name: str, rows: str) -> None:
+    info = Manifest.load(tiny_float16).model
+    graph = onnx.load_from_string(cuda_graph(tiny_float16 / name, info, "chairlift.simulated", FLOAT16).content).graph
+    last = graph.node[-1]
+    assert ("SampleRows", "chairlift.simulated", ["token"]) == (last.op_type, last.domain, list(last.output))
+    params = ["temperature", "top_k", "top_p", "min_p", "seed", "position"]
+    assert ["logits", *params] == list(last.input)
+    assert ["logits", "token"] == [value.name for value in graph.output]
+    shapes = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in graph.input}
+    assert [[rows]] * len(params) == [shapes[name] for name in params]
+
+
 def with_windows(path: Path, folder: Path, *windows: int) -> Path:
     model = onnx.load(path, load_external_data=False)
     nodes = [node for node in model.graph.node if node.op_type == "PagedAttention"]

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Iterator
 
+import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto
@@ -107,3 +108,15 @@ def test_shapes_that_do_not_belong_together_are_refused(ops) -> None:
     case.inputs[4] = np.zeros(3, np.float32)
     refused(case, ops, r"'min_p' has shape \[3\], expected \[2\]")
     refused(SampleCase(2, vocab_size=0), ops, "'logits' has 0 columns")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [(ml_dtypes.bfloat16, "NOT_IMPLEMENTED.*SampleRows"), (np.float64, "INVALID_GRAPH.*Type Error")],
+)
+def test_the_op_is_registered_for_the_cuda_provider_alone(dtype: type, message: str) -> None:
+    """bfloat16 is a type it knows, for which the CPU provider has no kernel; float64 is none."""
+    inputs = SampleCase(2).inputs
+    inputs[0] = inputs[0].astype(dtype)
+    with pytest.raises(Exception, match=message):
+        OpSession("SampleRows", inputs, 1, (TensorProto.INT32,))
