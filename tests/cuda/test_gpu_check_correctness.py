@@ -124,8 +124,14 @@ def test_critical_values_are_those_of_tables():
 
 def test_draws_that_follow_other_chances_fail():
     expected = np.array([500.0, 300.0, 200.0, 0.0])
-    assert 0.0 == chi_square(np.array([500, 300, 200, 0]), expected)
+
+    def error(*counts: int) -> float:
+        return chi_square(np.repeat(np.arange(-1, 5), counts), expected)
+
+    assert 0.0 == error(0, 500, 300, 200, 0, 0)
     # (60^2 / 500 + 60^2 / 300) = 19.2; the critical value of 2 at 1e-6 is -2 ln 1e-6 = 27.6
-    assert 19.2 / 27.631 == pytest.approx(chi_square(np.array([560, 240, 200, 0]), expected), rel=1e-4)
-    assert chi_square(np.array([600, 200, 200, 0]), expected) > 1
-    assert math.inf == chi_square(np.array([499, 300, 200, 1]), expected)
+    assert 19.2 / 27.631 == pytest.approx(error(0, 560, 240, 200, 0, 0), rel=1e-4)
+    assert error(0, 600, 200, 200, 0, 0) > 1
+    assert math.inf == error(0, 499, 300, 200, 1, 0), "it has no chance"
+    assert math.inf == error(1, 499, 300, 200, 0, 0), "it is no token"
+    assert math.inf == error(0, 499, 300, 200, 0, 1), "it is no token"

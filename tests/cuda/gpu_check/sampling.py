@@ -57,16 +57,21 @@ def draws_case(num_draws: int, top_k: int) -> Case:
     expected = num_draws * weights / weights.sum()
 
     def error(outputs: list[np.ndarray]) -> float:
-        return chi_square(np.bincount(outputs[0], minlength=len(logits)), expected)
+        return chi_square(outputs[0], expected)
 
     return Case(
         f"chi-square of {num_draws} draws, top-k {top_k}", lambda device: [run_sample_rows(rows, device).tokens], error
     )
 
 
-def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Pearson's statistic over the value that chance exceeds with probability CHANCE; a banned token is infinite."""
-    possible = expected > 0
+def chi_square(tokens: np.ndarray, expected: np.ndarray) -> float:
+    """Pearson's statistic over the value that chance exceeds with probability CHANCE.
+
+    Infinite for a token that cannot be drawn, or is none.
+    """
+    if ((tokens < 0) | (tokens >= len(expected))).any():
+        return math.inf
+    counts, possible = np.bincount(tokens, minlength=len(expected)), expected > 0
     if counts[~possible].any():
         return math.inf
     statistic = float(((counts - expected)[possible] ** 2 / expected[possible]).sum())
