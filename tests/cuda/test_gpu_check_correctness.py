@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from service.errors import ExecutorError
 from tests.cuda.attention_problem import Problem, expected_attention, make_arrays
 from tests.cuda.gpu_check import stored
 from tests.cuda.gpu_check.compilation import all_cubins
@@ -49,6 +50,18 @@ def test_a_case_is_right_if_it_is_near_and_always_the_same(answers, error, is_ri
     except StepFailedError as failed:
         assert not is_right
         assert "1 of 1 rows are wrong" == str(failed)
+
+
+def test_a_case_that_cannot_run_is_wrong_and_the_next_one_runs():
+    def refused(_device):
+        raise ExecutorError("cuLaunchKernel failed: CUDA error 1")
+
+    cases = [Case("a", refused, lambda _: 0.0), Case("b", lambda _: [np.zeros(1)], lambda _: 0.0)]
+    rows = []
+    with pytest.raises(StepFailedError, match="1 of 2 rows are wrong"):
+        rows.extend(check(Sim(), cases))
+    assert [False, True] == [row["right"] for row in rows]
+    assert "ExecutorError: cuLaunchKernel failed: CUDA error 1" == rows[0]["said"]
 
 
 def test_the_matrix_on_a_gpu_is_the_whole_product():

@@ -52,15 +52,22 @@ def check(device: CheckDevice, cases: Sequence[Case]) -> Iterator[Row]:
         families.setdefault(case.family, []).append(case)
     num_wrong = 0
     for family, members in families.items():
-        judged = [_judge(device, each) for each in members]
-        worst = float(np.max([error for error, _ in judged]))  # np.max, unlike max, hands a NaN on
-        equal = all(is_equal for _, is_equal in judged)
-        is_right = worst <= 1 and equal  # an error of NaN is wrong
-        num_wrong += not is_right
-        cells = {"worst error / limit": f"{worst:.4f}", "repeats equal": equal, "right": is_right}
-        yield {"cases": family, "number": len(members), **cells}
+        try:
+            row = _row(device, members)
+        except Exception as error:  # of a launch, say; the next kernel may still run
+            row = {"right": False, "said": f"{type(error).__name__}: {error}"}
+        num_wrong += not row["right"]
+        yield {"cases": family, "number": len(members), **row}
     if num_wrong:
         raise StepFailedError(f"{num_wrong} of {len(families)} rows are wrong")
+
+
+def _row(device: CheckDevice, cases: Sequence[Case]) -> Row:
+    judged = [_judge(device, each) for each in cases]
+    worst = float(np.max([error for error, _ in judged]))  # np.max, unlike max, hands a NaN on
+    equal = all(is_equal for _, is_equal in judged)
+    is_right = worst <= 1 and equal  # an error of NaN is wrong
+    return {"worst error / limit": f"{worst:.4f}", "repeats equal": equal, "right": is_right}
 
 
 def _judge(device: CheckDevice, case: Case) -> tuple[float, bool]:
