@@ -3,23 +3,32 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler, SchedulerConfig
 from service.core.types import Request, TokenLogprobs
-from service.executor.api import Executor
+from service.executor.api import Executor, StepHandle
+
+Flight = tuple[StepPlan, StepHandle]
 
 
 class Outcome:
     """What became of the requests: tokens and logprobs by seq_id, and what it took to get there."""
 
     def __init__(self) -> None:
+        self.num_ahead = 0  # steps that were dispatched before the one before was waited for
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
         self.num_preemptions = 0
         self.num_restored_blocks = 0
 
 
-def run_requests(executor: Executor, requests: Sequence[Request], **limits: int) -> Outcome:
-    """Run `requests` to their ends under the real scheduler, within the executor's limits or the tighter `limits`."""
+def run_requests(
+    executor: Executor, requests: Sequence[Request], *, looks_ahead: bool = False, **limits: int
+) -> Outcome:
+    """Run `requests` to their ends under the real scheduler, within the executor's limits or the tighter `limits`.
+
+    With `looks_ahead`, steps are dispatched ahead where scheduler and executor let them.
+    """
     given = executor.limits
     config = SchedulerConfig(
         num_blocks=given.num_blocks,
@@ -35,8 +44,13 @@ def run_requests(executor: Executor, requests: Sequence[Request], **limits: int)
         scheduler.add(request)
         outcome.tokens[request.seq_id] = []
         outcome.logprobs[request.seq_id] = []
-    while (plan := scheduler.plan(0)) is not None:
-        delta = scheduler.commit(plan, executor.dispatch(plan, scheduler.batch).wait())
+    flight: Flight | None = None
+    while (flight := flight or dispatched(executor, scheduler, scheduler.plan(0))) is not None:
+        plan, handle = flight
+        can_follow = looks_ahead and handle.can_continue
+        flight = dispatched(executor, scheduler, scheduler.plan_ahead(0)) if can_follow else None
+        outcome.num_ahead += flight is not None
+        delta = scheduler.commit(plan, handle.wait())
         for index, (seq_id, token_id) in enumerate(zip(delta.seq_ids.tolist(), delta.token_ids.tolist(), strict=True)):
             outcome.tokens[seq_id].append(token_id)
             if index in delta.logprobs:
@@ -44,3 +58,8 @@ def run_requests(executor: Executor, requests: Sequence[Request], **limits: int)
     totals = scheduler.counters.totals
     outcome.num_preemptions, outcome.num_restored_blocks = totals.num_preemptions, totals.num_restored_blocks
     return outcome
+
+
+def dispatched(executor: Executor, scheduler: Scheduler, plan: StepPlan | None) -> Flight | None:
+    """`plan` and its handle, if there is one."""
+    return None if plan is None else (plan, executor.dispatch(plan, scheduler.batch))

@@ -33,13 +33,18 @@ class LogitEdit:
     banned_token_ids: Int32Array  # tokens that may not be chosen now
 
     @classmethod
-    def of(cls, batch: BatchState, row: int, params: SamplingParams, seen: SeenTokens) -> "LogitEdit":
-        """Gather what editing the logits of `row` takes. `seen` is its sequence's, and is brought up to date."""
+    def of(
+        cls, batch: BatchState, row: int, params: SamplingParams, seen: SeenTokens, *, num_ahead: int = 0
+    ) -> "LogitEdit":
+        """Gather what editing the logits of `row` takes. `seen` is its sequence's, and is brought up to date.
+
+        The row has `num_ahead` tokens more than the batch knows; then it has no penalty.
+        """
         num_prompt, num_tokens = int(batch.num_prompt_tokens[row]), int(batch.num_tokens[row])
         if has_penalty(params):
             seen.update(batch.token_ids[row, :num_tokens], num_prompt)
         banned: tuple[int, ...] = ()
-        if num_tokens - num_prompt < params.min_tokens:
+        if num_tokens + num_ahead - num_prompt < params.min_tokens:
             banned = params.stop_token_ids + (() if params.ignore_eos else batch.eos_token_ids[row])
         return cls(
             params=params,

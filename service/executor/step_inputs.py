@@ -62,7 +62,7 @@ class StepInputBuffers:
 
         Rows of `min_rows` that the plan does not have follow its own: their tokens write no KV, their logits are twins.
         """
-        inputs = self._fill_decode(plan.rows, batch) if plan.is_decode_only else self._fill_mixed(plan, batch)
+        inputs = self._fill_decode(plan, batch) if plan.is_decode_only else self._fill_mixed(plan, batch)
         if len(inputs.token_ids) < self._min_rows:
             inputs = self._add_token(inputs)
         if 0 < len(inputs.logit_indices) < self._min_rows:
@@ -115,10 +115,15 @@ class StepInputBuffers:
             logit_indices=np.subtract(sampled, 1, out=self._logit_indices[: len(sampled)]),
         )
 
-    def _fill_decode(self, rows: Int32Array, batch: BatchState) -> StepInputs:
-        """The same for one token per row, all sampled. Most steps are this: every call into numpy counts, cold."""
-        num_rows = len(rows)
+    def _fill_decode(self, plan: StepPlan, batch: BatchState) -> StepInputs:
+        """The same for one token per row, all sampled. Most steps are this: every call into numpy counts, cold.
+
+        The tokens of a step planned ahead are not known: whatever is in their places.
+        """
+        rows, num_rows = plan.rows, len(plan.rows)
         positions = batch.num_computed_tokens.take(rows, out=self._positions[:num_rows], mode="clip")
+        if plan.is_ahead:
+            positions += 1
         context_lens = np.add(positions, 1, out=self._context_lens[:num_rows])
         cu_seqlens, logit_indices = self._cu_seqlens[: num_rows + 1], self._logit_indices[:num_rows]
         cu_seqlens[:] = self._counting[: num_rows + 1]

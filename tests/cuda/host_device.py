@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from service.errors import ConfigError, ExecutorError
-from service.executor.cuda.device import Provider
+from service.executor.cuda.device import NUM_MARKS, Provider
 from service.executor.cuda.launch import LoadedKernel
 
 
@@ -31,6 +31,7 @@ class HostDevice:
         self.is_closed = False
         self.is_running = False  # what was enqueued
         self._queue: deque[Callable[[], None]] = deque()
+        self._marks_ahead: list[int] = []  # that have not been reached
         self._capacity_bytes = capacity_bytes
         self._arrays: dict[int, np.ndarray] = {}
         self.num_pinned = 0
@@ -48,6 +49,21 @@ class HostDevice:
         self.is_running = True
         try:
             while self._queue:
+                self._queue.popleft()()
+        finally:
+            self.is_running = False
+
+    def mark(self, number: int) -> None:
+        assert number < NUM_MARKS and number not in self._marks_ahead, "a step's mark was taken before it was reached"
+        self.enqueue("mark", lambda: self._marks_ahead.remove(number))
+        self._marks_ahead.append(number)
+
+    def wait_for(self, number: int) -> None:
+        self.events.append("wait")
+        self._fail_if_broken("wait")
+        self.is_running = True
+        try:
+            while number in self._marks_ahead:
                 self._queue.popleft()()
         finally:
             self.is_running = False

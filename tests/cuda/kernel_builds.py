@@ -42,15 +42,7 @@ MACROS = {
     "attention.cu": ("SCALAR", "HEAD_DIM", "BLOCK_SIZE", "TILE_TOKENS", "KV_FP8"),
     "attention_combine.cu": ("SCALAR", "HEAD_DIM"),
     "sample_rows.cu": ("LOGIT",),
-    "advance.cu": ("BLOCK_SIZE",),
 }
-
-# Written and tested, but launched by nothing yet.
-ADVANCE = KernelSpec("advance", "advance.cu", 256, 0)
-
-
-def every_spec(config: KernelConfig) -> tuple[KernelSpec, ...]:
-    return (*kernel_specs(config), ADVANCE)
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ class Variant:
         config = self.config
         tile = choose_tile_tokens(config.head_dim, config.is_kv_fp8, MAX_SHARED_BYTES[architecture])
         config = KernelConfig(config.scalar, config.head_dim, config.block_size, tile, config.is_kv_fp8, config.logit)
-        return next(spec for spec in every_spec(config) if spec.name == self.kernel), config
+        return next(spec for spec in kernel_specs(config) if spec.name == self.kernel), config
 
 
 def missing_nvrtc() -> str | None:
@@ -93,7 +85,7 @@ def all_variants() -> Iterator[Variant]:
     scalars = (Scalar.BF16, Scalar.HALF)
     for scalar, head_dim, block_size, is_fp8, logit in product(scalars, HEAD_DIMS, BLOCK_SIZES, (False, True), Scalar):
         config = KernelConfig(scalar, head_dim, block_size, 32, is_fp8, logit)
-        for spec in every_spec(config):
+        for spec in kernel_specs(config):
             macros = tuple(
                 each
                 for each in config.definitions

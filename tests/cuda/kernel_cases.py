@@ -10,11 +10,9 @@ import numpy as np
 
 from graphs.op_twins_attention import AttentionSpec
 from service.core.types import SamplingParams
-from service.executor.cuda.kernels import KernelConfig, Scalar
 from tests.cuda.attention_problem import Problem
 from tests.cuda.attention_runs import check_attention
 from tests.cuda.sampling_rows import Rows, run_sample_rows
-from tests.cuda.sim_kernels import Out, SimKernels
 from tests.cuda.test_rope_kernel import RopeCase
 from tests.cudasim.device import SimDevice
 from tests.unit.edit_cases import edit_of
@@ -79,26 +77,8 @@ def sampling_half(device: SimDevice) -> None:
     assert rows.expected_tokens().tolist() == run_sample_rows(rows, device).tokens.tolist()
 
 
-def advance(device: SimDevice) -> None:
-    """More rows than threads; the last row's next token has no column."""
-    num_rows, stride = 300, 3
-    table = np.arange(num_rows * stride, dtype=np.int32).reshape(num_rows, stride)
-    position = np.arange(num_rows, dtype=np.int32) % (16 * stride - 1)
-    position[-1] = 16 * stride - 1
-    token, slot = np.arange(num_rows, dtype=np.int32) + 5, np.arange(num_rows, dtype=np.int32)
-    outs = [Out(np.full(num_rows, -7, np.int32)) for _ in range(4)]
-    kernels = SimKernels(KernelConfig(Scalar.HALF, 64, 16, 64), device)
-    kernels.launch("advance", (1, 1), token, position, slot, table, *outs, num_rows, stride)
-    at = position + 1
-    column = np.minimum(at // 16, stride - 1)
-    slots = np.where(at < 16 * stride, table[np.arange(num_rows), column] * 16 + at % 16, -1)
-    expected = (token, at, slots, at + 1)
-    assert [each.tolist() for each in expected] == [out.array.tolist() for out in outs]
-
-
 CASES: dict[str, Callable[[SimDevice], None]] = {
-    each.__name__: each
-    for each in (decode, decode_fp8, prefill, prefill_fp8, rope, rope_fp8, sampling, sampling_half, advance)
+    each.__name__: each for each in (decode, decode_fp8, prefill, prefill_fp8, rope, rope_fp8, sampling, sampling_half)
 }
 
 

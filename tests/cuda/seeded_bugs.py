@@ -157,7 +157,7 @@ BUGS = [
     Bug("values in the keys' place", "rope_kv_write.cu",
         "slot.key + slot.value_bytes, pair", "slot.key, pair",
         "rope", "tsan", "data race"),
-    # ---- sampling and advance
+    # ---- sampling
     Bug("bins added to before they are cleared", "sample_select.cuh",
         "memory->low[i] = memory->high[i] = 0;\n    __syncthreads();", "memory->low[i] = memory->high[i] = 0;",
         "sampling", "plain", "nobody wrote"),
@@ -177,12 +177,6 @@ BUGS = [
     Bug("a loop with a bound for each thread around a warp's operation", "logits_row.cuh",
         "start < num_quads; start += kThreads", "start + static_cast<int>(threadIdx.x) < num_quads; start += kThreads",
         "sampling", "plain", "deadlock|lanes meet|left the kernel|different barriers"),
-    Bug("one row too many", "advance.cu",
-        "row < num_rows;", "row <= num_rows;",
-        "advance", "asan", r"heap-buffer-overflow at advance\.cu"),
-    Bug("a column beyond the block table", "advance.cu",
-        " && column < table_stride", "",
-        "advance", "asan", r"heap-buffer-overflow at advance\.cu"),
 ]  # fmt: skip
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.executor.cuda.kernels import DEFAULT_SHARED_BYTES, KernelConfig, source_folder
-from tests.cuda.kernel_builds import MACROS, every_spec
+from service.executor.cuda.kernels import DEFAULT_SHARED_BYTES, KernelConfig, kernel_specs, source_folder
+from tests.cuda.kernel_builds import MACROS
 from tests.cudasim.device import SimDevice
 
 
@@ -22,7 +22,7 @@ class SimKernels:
 
     def __init__(self, config: KernelConfig, device: SimDevice) -> None:
         self._device = device
-        self._specs = {spec.name: spec for spec in every_spec(config)}
+        self._specs = {spec.name: spec for spec in kernel_specs(config)}
         self._definitions = config.definitions
         self._modules = {}
 

@@ -39,6 +39,12 @@ class IdleDevice(HostDevice):
     def enqueue(self, event, action) -> None:
         pass
 
+    def mark(self, number: int) -> None:
+        pass
+
+    def wait_for(self, number: int) -> None:
+        pass
+
 
 class IdleSession:
     """Binds and runs nothing."""

@@ -113,7 +113,7 @@ def test_a_replayed_step_copies_in_twice_and_out_once_and_waits_once(host_execut
     plan, batch = decode_plan(made, [70, 5])
     made.device.events.clear()
     made.executor.dispatch(plan, batch).wait()
-    assert ["copy_in", "copy_in_rows", "replay", "copy_out", "wait"] == made.device.events
+    assert ["copy_in", "copy_in_rows", "replay", "copy_out", "mark", "wait"] == made.device.events
 
 
 def test_a_steps_tokens_outlive_the_next_step(host_executor) -> None:
@@ -206,10 +206,10 @@ def test_a_device_with_too_little_memory_is_refused(tiny_float16) -> None:
 
 
 def test_no_buffer_is_left_whichever_allocation_fails(tiny_float16, host_executor) -> None:
-    """Of the 21 of an executor: six of each kind of step, three of the runner, two for results, two KV buffers."""
+    """Of the 28 of an executor: nine of each kind of step, three of the runner, three for results, two KV buffers."""
     kernels = NumpyKernels(HEAD_DIM, 16)
     num_allocations = host_executor().device.num_allocations
-    assert 2 * 6 + 3 + 2 + 2 * 2 == num_allocations
+    assert 2 * 9 + 3 + 3 + 2 * 2 == num_allocations
     for place in range(num_allocations):
         device = HostDevice(kernels.gate.address)
         device.refused_allocation = place

@@ -8,11 +8,12 @@ from service.executor.cuda.kernels import (
     KernelConfig,
     Scalar,
     choose_tile_tokens,
+    kernel_specs,
     load_kernels,
     source_folder,
 )
 from service.executor.cuda.launch import LoadedKernel
-from tests.cuda.kernel_builds import every_spec, missing_nvrtc
+from tests.cuda.kernel_builds import missing_nvrtc
 
 CONFIG = KernelConfig(Scalar.HALF, head_dim=64, block_size=16, tile_tokens=64)
 
@@ -85,5 +86,5 @@ def test_device_with_too_little_shared_memory_is_refused():
 
 def test_sources_are_all_there_and_no_package_hides_cuda_bindings():
     folder = source_folder()
-    assert {spec.source for spec in every_spec(CONFIG)} == {path.name for path in folder.glob("*.cu")}
+    assert {spec.source for spec in kernel_specs(CONFIG)} == {path.name for path in folder.glob("*.cu")}
     assert [] == list(folder.rglob("*.py"))

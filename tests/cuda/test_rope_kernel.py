@@ -1,4 +1,4 @@
-"""Rotation and KV write on the simulator against the op's twin, and the device's advance against its definition."""
+"""Rotation and KV write on the simulator against the op's twin."""
 
 import numpy as np
 import pytest
@@ -125,23 +125,3 @@ def test_e4m3_keys_and_values_are_rounded_to_the_nearest(scalar):
             heads = case.qkv[token, 2 + 2 * which : 4 + 2 * which].astype(np.float32) / np.float32(scale)
             expected = np.clip(heads, -448, 448).astype(E4M3)
             assert expected.tobytes() == np.ascontiguousarray(case.kv[block, which, :, offset]).tobytes()
-
-
-def test_advance_moves_every_row_by_one_token():
-    kernels = SimKernels(KernelConfig(Scalar.HALF, 64, 16, 64), SimDevice(seed=1))
-    num_rows, stride = 300, 4
-    rng = np.random.default_rng(2)
-    table = rng.permutation(num_rows * stride).reshape(num_rows, stride).astype(np.int32)
-    position = rng.integers(0, 16 * stride, num_rows).astype(np.int32)
-    position[:6] = [0, 14, 15, 16, 62, 63]
-    slot = rng.integers(0, 1000, num_rows).astype(np.int32)
-    token = rng.integers(0, 50_000, num_rows).astype(np.int32)
-    slot[7], token[8] = -1, -1
-    outs = [Out(np.full(num_rows, -7, np.int32)) for _ in range(4)]
-    kernels.launch("advance", (1, 1), token, position, slot, table, *outs, num_rows, stride)
-    next_token, next_position, next_slot, next_context = (out.array.tolist() for out in outs)
-    for row in range(num_rows):
-        at = int(position[row]) + 1
-        into = table[row, at // 16] * 16 + at % 16 if at < 16 * stride else -1
-        expected = (0, 0, -1, 0) if row == 7 else (max(int(token[row]), 0), at, into, at + 1)
-        assert expected == (next_token[row], next_position[row], next_slot[row], next_context[row])

@@ -78,7 +78,7 @@ def test_what_every_row_may_ask_for_comes_with_the_tokens(host_executor) -> None
     """Edits are one copy more on the way in; nothing more comes back unless log-probabilities are asked for."""
     made = host_executor(capture="eager")
     made.executor.warm_up()
-    ends = {"plain": ["copy_out", "wait"], "logprobs": ["copy_out"] * 4 + ["wait"]}
+    ends = {"plain": ["copy_out"], "logprobs": ["copy_out"] * 4}
     for sampling, begins, end in (
         (SAMPLED, [], "plain"),
         (EDITED, ["copy_in_rows"], "plain"),
@@ -86,9 +86,9 @@ def test_what_every_row_may_ask_for_comes_with_the_tokens(host_executor) -> None
         (replace(SAMPLED, num_logprobs=3), [], "logprobs"),
     ):
         dispatched(made, [70, 5, 9], [SAMPLED, sampling, SAMPLED])
-        assert ["copy_in", "copy_in_rows", *begins, "replay", *ends[end]] == made.device.events
+        assert ["copy_in", "copy_in_rows", *begins, "replay", *ends[end], "mark", "wait"] == made.device.events
     dispatched(made, [70, 5, 9], [SAMPLED, replace(SAMPLED, num_logprobs=0), SAMPLED])
-    assert ["copy_out", "copy_out", "wait"] == made.device.events[-3:]
+    assert ["copy_out", "copy_out", "mark", "wait"] == made.device.events[-4:]
 
 
 def test_rows_that_the_host_samples_leave_the_others_to_the_device(host_executor) -> None:
@@ -111,9 +111,9 @@ def test_only_rows_that_do_not_fit_have_their_logits_copied_back(host_executor) 
     for made in (roomy, narrow):
         made.executor.warm_up()
     expected = dispatched(roomy, lens, sampling)
-    assert ["replay", *["copy_out"] * 4, "wait"] == roomy.device.events[-6:]
+    assert ["replay", *["copy_out"] * 4, "mark", "wait"] == roomy.device.events[-7:]
     assert expected == dispatched(narrow, lens, sampling)
-    assert ["replay", *["copy_out"] * 3, "wait"] == narrow.device.events[-5:]
+    assert ["replay", *["copy_out"] * 3, "mark", "wait"] == narrow.device.events[-6:]
 
 
 def test_a_replay_samples_by_its_own_steps_parameters(host_executor) -> None:
@@ -162,9 +162,9 @@ def test_a_row_whose_only_bad_logit_is_banned_is_no_failure_when_the_host_sample
     device.bytes_at(outputs.address("token"), 12).view(np.int32)[:] = [-1, -1, 0]
     edits = {row: edit_of(GREEDY, banned=[0]) for row in (0, 1)}
     divided = DividedJob(SamplingJob(3, edits, {}), host_rows=(0, 1))
-    rows.enqueue(divided, Sampler(3).params)
+    rows.enqueue(divided, Sampler(3).params, lane=1)
     device.wait()
-    found = rows.finish(divided)
+    found = rows.finish(divided, lane=1)
     assert ([2, 0], [1]) == (found.token_ids[[0, 2]].tolist(), found.failed.tolist())
     for each in (rows, outputs, host):
         each.close()

@@ -80,6 +80,19 @@ def test_sampled_tokens_are_the_numpy_kernels(host_executor, kernels) -> None:
     assert expected == found
 
 
+def test_tokens_are_the_same_when_steps_are_enqueued_ahead(host_executor, kernels) -> None:
+    """One wait for each step, at most one of which is in flight ahead."""
+    made = host_executor(kernels, deterministic="on")
+    made.executor.warm_up()
+    asked = requests(replace(SAMPLED, max_tokens=6), LENGTHS)
+    expected = run_requests(made.executor, asked)
+    made.device.events.clear()
+    found = run_requests(made.executor, asked, looks_ahead=True)
+    assert (expected.num_ahead, expected.tokens) == (0, found.tokens)
+    assert found.num_ahead > 3
+    assert made.device.events.count("wait") == made.device.events.count("mark")
+
+
 def test_replays_launch_the_same_whatever_the_lengths_and_the_block_tables(host_executor, kernels) -> None:
     made = host_executor(kernels, capture_buckets=(4,))
     logs, tokens = [], []

@@ -57,7 +57,7 @@ def test_every_driver_call_has_arguments_that_the_bindings_take() -> None:
     """They are converted before the driver is looked for, so that it is missing is the only complaint left."""
     device = object.__new__(CudaDriver)
     device._context = driver.CUcontext(1)
-    device._stream, device._event = driver.CUstream(7), driver.CUevent(3)
+    device._stream, device._events = driver.CUstream(7), [driver.CUevent(3)] * 3
     matrix = np.zeros((3, 4), np.int32)
     calls: list[Callable[[], object]] = [
         device.make_current,
@@ -72,6 +72,8 @@ def test_every_driver_call_has_arguments_that_the_bindings_take() -> None:
         lambda: device.copy_out(matrix, 64),
         lambda: device.copy_within(64, 128, 16),
         lambda: device.clear(64, 16),
+        lambda: device.mark(0),
+        lambda: device.wait_for(1),
         device.wait,
     ]
     for call in calls:

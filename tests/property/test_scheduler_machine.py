@@ -176,24 +176,52 @@ def test_thousands_of_random_steps_under_memory_pressure(
                 prompt, tenant = machine.history(before.seq_id)[:14] + prompt[:2], before.tenant
             sampling = SamplingParams(int(rng.integers(1, 25)), stop_token_ids=(int(rng.integers(1, 31)),))
             machine.add_samples(prompt, sampling, tenant, int(rng.integers(1, 4)))
-        if not machine.flights:
-            machine.plan()
-        if not machine.flights:
-            continue
-        if len(machine.flights) == 1 and rng.random() < 0.7:
-            machine.plan_ahead()
-            machine.state_is_sound()
-        if rng.random() < 0.05:
-            machine._cancel(int(rng.choice(list(machine.requests))))
-        machine.state_is_sound()
-        if rng.random() < 0.2:
-            machine.abort(runs_first=bool(rng.random() < 0.5), aborts_all=bool(rng.random() < 0.5))
-        else:
-            machine.commit(runs_all=bool(rng.random() < 0.5))
-        machine.state_is_sound()
+        move_on(machine, rng, ahead=0.7, cancels=0.05, aborts=0.2)
     assert machine.scheduler.counters.totals.num_preemptions > 50
     assert machine.scheduler.counters.totals.num_hit_tokens > 200
     assert (machine.scheduler.counters.totals.num_restored_blocks > 9) == (num_host_blocks > 0)
     assert machine.num_ahead > 200
     assert (FinishReason.ERROR in machine.reasons.values()) == can_fail
+    machine.teardown()
+
+
+def move_on(
+    machine: SchedulerMachine, rng: np.random.Generator, *, ahead: float, cancels: float, aborts: float
+) -> None:
+    """Plan if nothing is in flight, plan ahead perhaps, and end a step; with these probabilities."""
+    if not machine.flights:
+        machine.plan()
+    if not machine.flights:
+        return
+    if len(machine.flights) == 1 and rng.random() < ahead:
+        machine.plan_ahead()
+        machine.state_is_sound()
+    if rng.random() < cancels:
+        machine._cancel(int(rng.choice(list(machine.requests))))
+    machine.state_is_sound()
+    if rng.random() < aborts:
+        machine.abort(runs_first=bool(rng.random() < 0.5), aborts_all=bool(rng.random() < 0.5))
+    else:
+        machine.commit(runs_all=bool(rng.random() < 0.5))
+    machine.state_is_sound()
+
+
+@pytest.mark.parametrize("can_fail", [False, True])
+def test_steps_are_planned_ahead_while_some_of_many_rows_end(can_fail: bool) -> None:
+    """Waves of sequences, most of which end where nobody could know; up to an eighth of the rows stay with the rest."""
+    rng = np.random.default_rng(12)
+    machine = SchedulerMachine()
+    machine.ns_per_finish = 1_000
+    machine.start(SchedulerConfig(300, 2, 24, 64, 40), [], can_fail)
+    num_kept = 0
+    for number in range(900):
+        if number % 60 == 0:
+            for _ in range(24):
+                stops = tuple(rng.integers(1, 31, 2).tolist())
+                sampling = SamplingParams(int(rng.integers(8, 30)), ignore_eos=True, stop_token_ids=stops)
+                machine.add(rng.integers(0, VOCAB_SIZE, rng.integers(1, 6)).tolist(), sampling, "a")
+        move_on(machine, rng, ahead=0.95, cancels=0.01, aborts=0.05)
+        num_kept += len(machine.flights) == 1 and any(row.has_ended for row in machine.scheduler.snapshot().rows)
+    assert machine.num_ahead > 150
+    assert num_kept > 30
     machine.teardown()

@@ -60,6 +60,10 @@ class BucketGraphs:
             self._id_of[bucket] = next(self._ids)
         return self._id_of[bucket], is_new
 
+    def has_graph(self, bucket: int) -> bool:
+        """Whether a run of `bucket` has captured."""
+        return bucket in self._id_of
+
     def give_up(self, bucket: int) -> None:
         """Never run `bucket` again: its capture failed."""
         self.buckets = tuple(each for each in self.buckets if each != bucket)

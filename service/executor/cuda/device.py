@@ -1,13 +1,14 @@
 """What the CUDA executor asks of a GPU. Two back ends: the driver, and host memory with simulated kernels in tests."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from service.executor.cuda.launch import LoadedKernel
 
+NUM_MARKS: Final = 2
 UInt8Array = npt.NDArray[np.uint8]
 Provider = str | tuple[str, dict[str, str]]
 
@@ -16,7 +17,7 @@ class Device(Protocol):
     """A GPU with one stream, on which everything happens in order. Used by one thread at a time.
 
     Addresses are of device memory. Copies and clears only enqueue; host arrays must be pinned and stay as they are
-    until `wait`. Methods raise ExecutorError when the device reports an error.
+    until that is waited for. Methods raise ExecutorError when the device reports an error.
     """
 
     @property
@@ -94,6 +95,14 @@ class Device(Protocol):
 
     def clear(self, address: int, num_bytes: int) -> None:
         """Fill with zeros."""
+        ...
+
+    def mark(self, number: int) -> None:
+        """Remember what has been enqueued so far under a number below NUM_MARKS, in place of what was there."""
+        ...
+
+    def wait_for(self, number: int) -> None:
+        """Block until what was enqueued before that mark is done."""
         ...
 
     def wait(self) -> None:

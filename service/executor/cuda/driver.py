@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from service.errors import ConfigError, ExecutorError
-from service.executor.cuda.device import Provider, UInt8Array
+from service.executor.cuda.device import NUM_MARKS, Provider, UInt8Array
 from service.executor.cuda.launch import CudaOps, LoadedKernel
 from service.executor.cuda.probe import CUDA_PROVIDER, require_driver
 
@@ -120,13 +120,21 @@ class CudaDriver:
         """Enqueue filling with zeros."""
         driver_call(driver.cuMemsetD8Async, address, 0, num_bytes, self._stream)
 
+    def mark(self, number: int) -> None:
+        """Record an event."""
+        driver_call(driver.cuEventRecord, self._events[number], self._stream)
+
+    def wait_for(self, number: int) -> None:
+        """Block until the device has come to that mark, without keeping a processor busy."""
+        driver_call(driver.cuEventSynchronize, self._events[number])
+
     def wait(self) -> None:
         """Block until all that was enqueued is done, without keeping a processor busy."""
-        driver_call(driver.cuEventRecord, self._event, self._stream)
-        driver_call(driver.cuEventSynchronize, self._event)
+        self.mark(NUM_MARKS)
+        self.wait_for(NUM_MARKS)
 
     def close(self) -> None:
-        """Release event, stream and context, whatever fails. Idempotent. Raises ExecutorError."""
+        """Release events, stream and context, whatever fails. Idempotent. Raises ExecutorError."""
         self._owned.close()
 
     def _open(self, undo: ExitStack) -> None:
@@ -139,10 +147,12 @@ class CudaDriver:
         self.make_current()
         self._stream = driver_call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         undo.callback(driver_call, driver.cuStreamDestroy, self._stream)
-        # `wait` sleeps: spinning would keep a processor busy that the front side needs.
-        flags = driver.CUevent_flags
-        self._event = driver_call(driver.cuEventCreate, flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_BLOCKING_SYNC)
-        undo.callback(driver_call, driver.cuEventDestroy, self._event)
+        # Waiting sleeps: spinning would keep a processor busy that the front side needs.
+        flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING | driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC
+        self._events = []  # of the marks, and one of `wait`'s own
+        for _ in range(NUM_MARKS + 1):
+            self._events.append(driver_call(driver.cuEventCreate, flags))
+            undo.callback(driver_call, driver.cuEventDestroy, self._events[-1])
 
 
 def driver_call(function: Any, *arguments: object) -> Any:

@@ -5,9 +5,11 @@ forward pass runs, which ends with the tokens, and these are copied back, with l
 once for all of it. (An eager forward pass is also waited for inside ONNX Runtime, which cleans up after it.) Rows that
 ask for more than SamplingBounds have their logits copied back as well, and are sampled on the host.
 
-Left out so far: the host's work on a step while the device runs the one before.
+A step that replays a graph is only enqueued: the one planned ahead of its result follows it at once, in other pinned
+memory, and takes its tokens where the device left them. Each is waited for by a mark behind its own results.
 """
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
@@ -58,7 +60,10 @@ class CudaParts:
 
 
 class CudaExecutor:
-    """Runs steps on a GPU. Made on any thread, then used by the engine thread alone; one step in flight at a time."""
+    """Runs steps on a GPU. Made on any thread, then used by the engine thread alone.
+
+    One step is in flight at a time, and one that is ahead of its result. Two lanes of what each needs are used in turn.
+    """
 
     def __init__(self, config: ExecutorConfig, manifest: Manifest, parts: CudaParts) -> None:
         """Allocate all buffers, the KV buffer last, from what measured steps leave. Raises ConfigError."""
@@ -71,7 +76,9 @@ class CudaExecutor:
         limits = executor_limits(config, model, probe)
         ops = CudaOps(parts.library.functions)
         runner_parts = RunnerParts(parts.device, ops, parts.session, parts.kernels, self._graphs, parts.bounds)
-        self._is_busy = self._is_closed = False
+        self._in_flight: deque[CudaStepHandle] = deque()
+        self._lane = 0  # of the next step
+        self._is_closed = False
         with ExitStack() as undo:
             self._runner = undo.enter_context(
                 closing(StepRunner(runner_parts, model, limits, is_deterministic=config.deterministic == "on"))
@@ -113,32 +120,38 @@ class CudaExecutor:
         """Enqueue the step. An eager forward pass, and one that captures, is done when this returns."""
         if self._is_closed:
             raise ExecutorError("the executor is closed")
-        if self._is_busy:
-            raise ExecutorError("a step was dispatched while another is in flight")
+        if [step.can_continue for step in self._in_flight] != ([True] if plan.is_ahead else []):
+            raise ExecutorError("a step was dispatched while another is in flight, which it does not go on with")
         self._device.make_current()
         try:
-            divided = self._enqueue(plan, batch)
+            step = self._enqueue(plan, batch)
         except Exception:
             # Copies that were enqueued may still read pinned memory, which the next step overwrites.
             with suppress(ExecutorError):  # a device that cannot be waited for reads no more; the first error is told
                 self._device.wait()
             raise
-        self._is_busy = True
-        return CudaStepHandle(self, divided)
+        self._in_flight.append(step)
+        return step
 
-    def _enqueue(self, plan: StepPlan, batch: BatchState) -> DividedJob:
+    def _enqueue(self, plan: StepPlan, batch: BatchState) -> "CudaStepHandle":
         if self._host_kv is not None:
             self._host_kv.copy(plan)
         if len(plan.block_copies):
             self._kv.copy_blocks(plan.block_copies)
         inputs = self._inputs.fill(plan, batch)
         rows = plan.rows if plan.is_decode_only else plan.rows[plan.samples]
-        job = self._sampler.prepare(batch, rows)
+        job = self._sampler.prepare(batch, rows, is_ahead=plan.is_ahead)
         params = self._sampler.params.prefix(job.num_rows)
         divided = divide(job, self._bounds)
-        self._runner.run(inputs, params, divided.edits, is_decode=plan.is_decode_only)
-        self._sampled.enqueue(divided, params)
-        return divided
+        is_enqueued = False
+        if plan.is_decode_only:
+            is_enqueued = self._runner.run_decode(inputs, params, divided.edits, plan.continues)
+        else:
+            self._runner.run_mixed(inputs, params, divided.edits)
+        lane, self._lane = self._lane, 1 - self._lane
+        self._sampled.enqueue(divided, params, lane)
+        self._device.mark(lane)
+        return CudaStepHandle(self, divided, lane, can_continue=is_enqueued and not divided.holds_up_next)
 
     def close(self) -> None:
         """Free sessions, buffers and the device, all of them whatever fails. Idempotent.
@@ -155,12 +168,13 @@ class CudaExecutor:
             owned.callback(self._owned.close)
             self._device.make_current()
 
-    def _finish(self, divided: DividedJob) -> StepResult:
+    def _finish(self, step: "CudaStepHandle") -> StepResult:
+        assert self._in_flight[0] is step, "steps are waited for in order, each once"
         try:
-            self._device.wait()
-            return self._sampled.finish(divided)
+            self._device.wait_for(step.lane)
+            return self._sampled.finish(step.divided, step.lane)
         finally:
-            self._is_busy = False
+            self._in_flight.popleft()
 
     def _measure(self, limits: ExecutorLimits, probe: KvLayout) -> int:
         """Bytes to keep free for what the engine thread will still take; leaves the arena as large as steps need it.
@@ -189,19 +203,19 @@ class CudaExecutor:
         return 0
 
     def _run_largest_steps(self, limits: ExecutorLimits) -> None:
-        self._runner.run(null_chunks(limits), NO_PARAMS, None, is_decode=False)
+        self._runner.run_mixed(null_chunks(limits), NO_PARAMS, None)
         self._runner.run_decode_eagerly(null_decode_step(limits.max_num_seqs))
 
 
 class CudaStepHandle:
-    """A step that is enqueued. It holds the executor until `wait` returns."""
+    """A step that is enqueued. It holds its lane of the executor until `wait` returns."""
 
-    can_continue: Final = False
-
-    def __init__(self, executor: CudaExecutor, divided: DividedJob) -> None:
+    def __init__(self, executor: CudaExecutor, divided: DividedJob, lane: int, *, can_continue: bool) -> None:
+        self.can_continue = can_continue
+        self.divided = divided
+        self.lane = lane
         self._executor = executor
-        self._divided = divided
 
     def wait(self) -> StepResult:
         """Wait for the device. Raises ExecutorError."""
-        return self._executor._finish(self._divided)
+        return self._executor._finish(self)

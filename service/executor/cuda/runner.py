@@ -9,6 +9,8 @@ import numpy as np
 import structlog
 
 from graphs.manifest import ModelInfo
+from service.core.plan import NO_ROWS
+from service.core.types import Int32Array
 from service.errors import ExecutorError
 from service.executor.api import ExecutorLimits
 from service.executor.cuda.attention_plan import DECODE_ROWS, PlanCounts, PlanLimits
@@ -89,15 +91,35 @@ class StepRunner:
         self._parts.graphs.forget()
         self._bindings.clear()
 
-    def run(self, inputs: StepInputs, params: RowParams, edits: RowEdits | None, *, is_decode: bool) -> None:
-        """Enqueue a step's copies and its forward pass, which leaves `outputs`. Raises ExecutorError."""
-        if is_decode:
-            num_rows = len(inputs.context_lens)
-            bucket = self._parts.graphs.bucket_for(num_rows)
-            self.decode.stage(inputs, params, edits, bucket or num_rows)
-            self._run_decode(bucket, num_rows)
-        else:
-            self._run_mixed(inputs, self.mixed.stage(inputs, params, edits, len(inputs.context_lens)))
+    def run_mixed(self, inputs: StepInputs, params: RowParams, edits: RowEdits | None) -> None:
+        """Run a step with chunks, which leaves `outputs`. Raises ExecutorError."""
+        self._run_mixed(inputs, self.mixed.stage(inputs, params, edits, len(inputs.context_lens)))
+
+    def run_decode(
+        self, inputs: StepInputs, params: RowParams, edits: RowEdits | None, continues: Int32Array = NO_ROWS
+    ) -> bool:
+        """Enqueue a decode step, which leaves `outputs`; yields whether it is only enqueued, not done as well.
+
+        With `continues` its tokens are those of the step before, which may be in flight: see StepPlan. Raises
+        ExecutorError.
+        """
+        num_rows = len(inputs.context_lens)
+        bucket = self._parts.graphs.bucket_for(num_rows)
+        self.decode.stage(inputs, params, edits, bucket or num_rows)
+        if len(continues):
+            self._carry_tokens(continues)
+        return self._run_decode(bucket, num_rows)
+
+    def _carry_tokens(self, continues: Int32Array) -> None:
+        """Copy sampled tokens to where the next step's are read, in as many runs as there are.
+
+        A row that could not be sampled from goes on with token -1, which is the embedding's last: the host fails it.
+        """
+        starts = np.append(0, 1 + np.flatnonzero(np.diff(continues) != 1))
+        ends = np.append(starts[1:], len(continues))
+        read, sampled = self.decode.address("token_ids"), self.outputs.address("token")
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            self._parts.device.copy_within(read + 4 * start, sampled + 4 * int(continues[start]), 4 * (end - start))
 
     def run_decode_eagerly(self, inputs: StepInputs) -> None:
         """Run a decode step, unpadded, without a graph, for nobody."""
@@ -121,10 +143,11 @@ class StepRunner:
         A bucket that cannot be captured is given up with a warning: its steps run in a larger one, or eagerly.
         """
         self.decode.stage(null_decode_step(bucket), NO_PARAMS, None, bucket)
-        return self._run_decode(bucket, bucket)
+        self._run_decode(bucket, bucket)
+        return self._parts.graphs.has_graph(bucket)
 
     def _run_decode(self, bucket: int | None, num_rows: int) -> bool:
-        """Run what is staged; yields whether that captured a graph."""
+        """Run what is staged; yields whether that replays a graph, which is only enqueued."""
         parts = self._parts
         num_seqs = bucket or num_rows
         parts.ops.use(self._decode_step)
@@ -146,7 +169,7 @@ class StepRunner:
             parts.graphs.give_up(bucket)
             parts.session.run(binding, EAGER)
             return False
-        return is_new
+        return not is_new
 
     def _run_mixed(self, inputs: StepInputs, counts: PlanCounts) -> None:
         step = self._mixed_step

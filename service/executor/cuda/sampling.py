@@ -28,7 +28,8 @@ _NO_TOKEN: Final = -1
 class SampledRows:
     """Owns the pinned memory that results come back to. Engine thread.
 
-    `enqueue` follows the forward pass; `finish` is called when the device is done.
+    `enqueue` follows the forward pass; `finish` is called when the device is done. Two steps can be in flight, in
+    lanes 0 and 1, of which the later one does not have rows that the host samples.
     """
 
     def __init__(self, device: Device, outputs: SampleOutputs, max_rows: int, host: "HostSampler") -> None:
@@ -38,11 +39,11 @@ class SampledRows:
         self._host = host
         logits_bytes = LOGIT_BYTES * max_rows * outputs.vocab_size
         with ExitStack() as undo:
-            self._sampled = undo.enter_context(closing(PinnedBuffer(device, outputs.num_bytes)))
+            self._sampled = [undo.enter_context(closing(PinnedBuffer(device, outputs.num_bytes))) for _ in range(2)]
             self._logits = undo.enter_context(closing(PinnedBuffer(device, logits_bytes)))
             self._owned = undo.pop_all()
 
-    def enqueue(self, divided: DividedJob, params: RowParams) -> None:
+    def enqueue(self, divided: DividedJob, params: RowParams, lane: int) -> None:
         """Copy back what `finish` needs of a step whose rows have `params`."""
         num_rows = divided.job.num_rows
         if not num_rows:
@@ -51,7 +52,7 @@ class SampledRows:
         if divided.num_logprobs:
             names += SAMPLED[1:] if any(num_top for _, num_top in divided.num_logprobs) else ["logprob"]
         for name in names:
-            self._device.copy_out(self._array(name, num_rows), self._outputs.address(name))
+            self._device.copy_out(self._array(name, num_rows, lane), self._outputs.address(name))
         if not divided.host_rows:
             return
         self._host.take(params, divided.host_rows)
@@ -59,15 +60,15 @@ class SampledRows:
         for target, row in zip(self._host_logits(divided), divided.host_rows, strict=True):
             self._device.copy_out(target, self._outputs.logits + row * row_bytes)
 
-    def finish(self, divided: DividedJob) -> StepResult:
+    def finish(self, divided: DividedJob, lane: int) -> StepResult:
         """The step's tokens; call it when the device is done. Raises ExecutorError."""
         num_rows = divided.job.num_rows
         if not num_rows:
             return StepResult(token_ids=np.empty(0, np.int32))
-        token_ids: Int32Array = self._array("token", num_rows).copy()
+        token_ids: Int32Array = self._array("token", num_rows, lane).copy()
         is_failed = token_ids == _NO_TOKEN
         token_ids[is_failed] = 0  # any token will do
-        logprobs = self._logprobs(divided) if divided.num_logprobs else {}
+        logprobs = self._logprobs(divided, lane) if divided.num_logprobs else {}
         if divided.host_rows:
             rows = np.array(divided.host_rows)
             found = self._host.finish(divided, self._host_logits(divided))
@@ -81,20 +82,20 @@ class SampledRows:
         """Free the memory. Idempotent."""
         self._owned.close()
 
-    def _logprobs(self, divided: DividedJob) -> dict[int, TokenLogprobs]:
+    def _logprobs(self, divided: DividedJob, lane: int) -> dict[int, TokenLogprobs]:
         num_rows = divided.job.num_rows
-        chosen = self._array("logprob", num_rows).view(np.float32).tolist()
-        top_tokens = self._array("top_tokens", num_rows)
-        top_logprobs = self._array("top_logprobs", num_rows).view(np.float32)
+        chosen = self._array("logprob", num_rows, lane).view(np.float32).tolist()
+        top_tokens = self._array("top_tokens", num_rows, lane)
+        top_logprobs = self._array("top_logprobs", num_rows, lane).view(np.float32)
         return {
             row: TokenLogprobs(chosen[row], top_tokens[row, :num_top].copy(), top_logprobs[row, :num_top].copy())
             for row, num_top in divided.num_logprobs
         }
 
-    def _array(self, name: str, num_rows: int) -> Int32Array:
+    def _array(self, name: str, num_rows: int, lane: int) -> Int32Array:
         """Rows of one of SAMPLED, on the host."""
         shape = (num_rows, self._outputs.max_top) if name.startswith("top_") else (num_rows,)
-        return self._sampled.view(shape, np.int32, self._outputs.offsets[name])
+        return self._sampled[lane].view(shape, np.int32, self._outputs.offsets[name])
 
     def _host_logits(self, divided: DividedJob) -> HalfArray:
         return self._logits.view((len(divided.host_rows), self._outputs.vocab_size), self._outputs.logit_dtype)

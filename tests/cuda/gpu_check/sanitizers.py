@@ -13,7 +13,7 @@ from tests.cuda.gpu_check.runner import ROOT, run_command
 from tests.cuda.gpu_check.tools import find_tool, module_command
 
 TOOLS: Final = ("memcheck", "racecheck", "synccheck", "initcheck")
-CASES: Final = ("decode", "decode_fp8", "prefill", "rope", "sampling", "advance")
+CASES: Final = ("decode", "decode_fp8", "prefill", "rope", "sampling")
 RUN_LIMIT_S: Final = 57
 FOUND_ERRORS: Final = 86  # the exit code that says so
 OPTIONS: Final = {
