@@ -68,8 +68,9 @@ Tasks cut(const LinearCall& call, const LinearKernels& kernels) {
   const int64_t wanted = (static_cast<int64_t>(total_ns / kTaskNs) / kTaskMultiple + 1) * kTaskMultiple;
   const int64_t most = std::max<int64_t>((call.num_panels() + step - 1) / step, 1);
   const int64_t count = std::min({wanted, most, kMaxTasks});
-  // An odd number of large tasks would leave one of two threads waiting during the last.
-  const int64_t half = count == most && count % 2 == 1 ? kernels.half_task_panels : 0;
+  // An odd number of large tasks would leave one of two threads waiting during the last, if that is large too.
+  const bool is_last_large = call.num_panels() - (most - 1) * step > kernels.half_task_panels;
+  const int64_t half = count == most && count % 2 == 1 && is_last_large ? kernels.half_task_panels : 0;
   return {static_cast<size_t>(count + (half > 0)), static_cast<int64_t>(total_ns), step, call.num_panels(), half};
 }
 
