@@ -64,7 +64,8 @@ class BatchState:
         self.temperature: Float32Array = self._int32_columns[10].view(np.float32)
         self.top_p: Float32Array = self._int32_columns[11].view(np.float32)
         self.min_p: Float32Array = self._int32_columns[12].view(np.float32)
-        self.has_ended: BoolArray = np.zeros(max_num_seqs, np.bool_)  # but stays until its batch ends; see batching
+        self.has_ended: BoolArray = np.zeros(max_num_seqs, np.bool_)  # but keeps its row; see `EndedRows`
+        self.has_failed: BoolArray = np.zeros(max_num_seqs, np.bool_)  # and has computed what is not to be trusted
         # [widest, max_num_seqs], a row's in a column, padded with NO_TOKEN; a new array when a request needs it wider
         self.stop_token_ids: Int32Array = np.full((1, max_num_seqs), NO_TOKEN, np.int32)
         self.sampling: list[SamplingParams | None] = [None] * max_num_seqs  # the whole parameters, for rare features
@@ -169,6 +170,7 @@ class BatchState:
         for columns in (self._int32_columns, self._int64_columns, self.stop_token_ids):
             columns[:, targets] = columns.take(sources, axis=1)
         self.has_ended[targets] = self.has_ended[sources]
+        self.has_failed[targets] = self.has_failed[sources]
         moved = [(self.sampling[row], self.eos_token_ids[row]) for row in sources.tolist()]
         for target, (sampling, eos_token_ids) in zip(targets.tolist(), moved, strict=True):
             self.sampling[target] = sampling
@@ -183,6 +185,7 @@ class BatchState:
         self.num_published_blocks[start:end] = 0
         self.num_resumed_tokens[start:end] = NEVER_RESUMED
         self.has_ended[start:end] = False
+        self.has_failed[start:end] = False
         self.stop_token_ids[:, start:end] = NO_TOKEN
         self.sampling[start:end] = [None] * (end - start)
         self.eos_token_ids[start:end] = [()] * (end - start)

@@ -30,8 +30,8 @@ class Batching(Protocol):
         """Whether `admit` would admit anybody while sequences run. Nobody has joined `chunks`."""
         ...
 
-    def may_leave(self, num_ended: int) -> bool:
-        """Whether the rows that have ended, `num_ended` of them, leave the batch now."""
+    def may_leave(self) -> bool:
+        """Whether the rows that have ended leave the batch now."""
         ...
 
 

@@ -28,7 +28,7 @@ class ContinuousBatching:
         """At once."""
         return 0
 
-    def may_leave(self, num_ended: int) -> bool:  # noqa: ARG002  as many as there are
+    def may_leave(self) -> bool:
         """At once."""
         return True
 

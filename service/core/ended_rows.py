@@ -12,44 +12,36 @@ from service.core.types import Int32Array, StepResult
 class EndedRows:
     """The rows that ended and stay: a step in flight computes them, or they leave with their batch.
 
-    Owned by the Scheduler; `BatchState.has_ended` says which they are. What such a row samples is dropped.
+    `BatchState.has_ended` says which they are, and nothing else: such a row may be cancelled, or its batch end, at any
+    time. What it samples is dropped. Used by the Scheduler and its parts.
     """
 
     def __init__(self, batch: BatchState) -> None:
         self._batch = batch
-        self._num_rows = 0
-        self._failed_seq_ids: list[int] = []
 
     def __len__(self) -> int:
         """How many there are."""
-        return self._num_rows
+        return int(np.count_nonzero(self._batch.has_ended))
 
     def holds(self, seq_id: int) -> bool:
         """True when the sequence has ended and keeps its row."""
-        row = self._batch.row_of(seq_id) if self._num_rows else None
+        row = self._batch.row_of(seq_id) if self else None
         return row is not None and bool(self._batch.has_ended[row])
 
     def keep(self, finished_rows: Int32Array, failed_rows: Int32Array) -> None:
         """`finished_rows` have ended; those of them in `failed_rows` have computed what is not to be trusted."""
         if len(finished_rows):
             self._batch.has_ended[finished_rows] = True
-            self._num_rows += len(finished_rows)
-            self._failed_seq_ids += self._batch.seq_ids[failed_rows].tolist()
+            self._batch.has_failed[failed_rows] = True
 
-    def release(self) -> tuple[Int32Array, Int32Array]:
-        """All of them, which are to leave now, and those that failed."""
-        if not self._num_rows:
-            return NO_ROWS, NO_ROWS
-        batch = self._batch
-        rows = np.flatnonzero(batch.has_ended[: batch.num_rows]).astype(np.int32)
-        failed_rows = rows[np.isin(batch.seq_ids[rows], self._failed_seq_ids)] if self._failed_seq_ids else NO_ROWS
-        self._num_rows = 0
-        self._failed_seq_ids.clear()
-        return rows, failed_rows
+    def rows(self) -> tuple[Int32Array, Int32Array]:
+        """All of them, and those that failed."""
+        rows = np.flatnonzero(self._batch.has_ended).astype(np.int32)
+        return rows, rows[self._batch.has_failed[rows]]
 
     def live_part(self, plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:
         """`plan` and `result`, not yet committed, without these rows: nothing about them changes any more."""
-        if not self._num_rows:
+        if not self:
             return plan, result
         is_live = ~self._batch.has_ended[plan.rows]
         if is_live.all():

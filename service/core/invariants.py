@@ -24,6 +24,7 @@ def violations(snapshot: SchedulerSnapshot) -> list[str]:
         step_ahead_goes_on,
         something_is_left_to_compute,
         decode_rows_come_first,
+        ended_rows_leave,
         computed_prompts_are_published,
         every_host_block_is_somewhere,
         host_copies_are_sound,
@@ -194,6 +195,16 @@ def decode_rows_come_first(snapshot: SchedulerSnapshot) -> Iterator[str]:
     is_decode = [index < snapshot.num_decode_rows for index in range(len(left))]
     if [count == 1 for count in left] != is_decode or min(left, default=1) < 1:
         yield f"row order: {snapshot.num_decode_rows} decode rows, tokens left are {left}"
+
+
+def ended_rows_leave(snapshot: SchedulerSnapshot) -> Iterator[str]:
+    """Between steps, only batches that end together keep rows that have ended. No row has failed and goes on."""
+    ended = [row.seq_id for row in snapshot.rows if row.has_ended]
+    if ended and snapshot.plan is None and snapshot.config.batching == "continuous":
+        yield f"ended rows: sequences {ended} have ended, and no step computes them"
+    failed = [row.seq_id for row in snapshot.rows if row.has_failed and not row.has_ended]
+    if failed:
+        yield f"ended rows: sequences {failed} have failed, and go on"
 
 
 def computed_prompts_are_published(snapshot: SchedulerSnapshot) -> Iterator[str]:

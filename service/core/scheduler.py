@@ -269,8 +269,8 @@ class Scheduler:
         """Publish, remove the rows that ended, requeue the preempted ones, and put the rest in order."""
         batch, preempted = self._batch, flight.reservation.preempted
         finished_rows, failed_rows = NO_ROWS, NO_ROWS
-        if self._ended and self._batching.may_leave(len(self._ended)):
-            finished_rows, failed_rows = self._ended.release()
+        if self._ended and self._batching.may_leave():
+            finished_rows, failed_rows = self._ended.rows()
         self._prefixes.publish_step(prompt_rows, finished_rows, failed_rows)
         has_events = len(finished_rows) or self._cancelled_in_flight or preempted
         if not has_events and batch.num_decode_rows == batch.num_rows:

@@ -44,6 +44,7 @@ class RowSnapshot:
     blocks: tuple[int, ...]
     num_published_blocks: int
     has_ended: bool  # and leaves later
+    has_failed: bool  # as it ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ def _row_snapshot(batch: BatchState, row: int) -> RowSnapshot:
         blocks=tuple(batch.block_table[row, : batch.num_blocks[row]].tolist()),
         num_published_blocks=int(batch.num_published_blocks[row]),
         has_ended=bool(batch.has_ended[row]),
+        has_failed=bool(batch.has_failed[row]),
     )
 
 

@@ -66,6 +66,6 @@ class StaticBatching:
         """Never into a batch that runs."""
         return False
 
-    def may_leave(self, num_ended: int) -> bool:
+    def may_leave(self) -> bool:
         """Once the last one has ended."""
-        return num_ended == self._batch.num_rows
+        return bool(self._batch.has_ended[: self._batch.num_rows].all())

@@ -45,6 +45,24 @@ def test_a_finished_row_computes_on_and_says_nothing_until_the_last_one_ends():
     )
 
 
+@pytest.mark.parametrize("batching", ["static", "dynamic"])
+@pytest.mark.parametrize(("max_tokens", "num_steps"), [((2, 3, 3), 3), ((2, 3, 9), 9)])
+def test_a_cancel_in_the_step_that_ends_a_row_neither_holds_up_the_batch_nor_shortens_it(
+    max_tokens: tuple[int, ...], num_steps: int, batching: str
+):
+    scheduler = make_batches(batching)
+    for seq_id, num_tokens in enumerate(max_tokens, start=1):
+        add(scheduler, seq_id, 3, num_tokens)
+    step(scheduler)
+    plan = scheduler.plan(0)
+    assert scheduler.cancel(1)
+    assert [2, 3] == commit(scheduler, plan).seq_ids.tolist()
+    add(scheduler, 4, 3, max_tokens=1)
+    batches = [sorted(seq_id for seq_id, _, _ in step(scheduler)) for _ in range(num_steps - 1)]
+    assert [[2, 3]] * (num_steps - 2) + [[4]] == batches
+    assert not scheduler.has_work
+
+
 def test_a_row_that_filled_the_context_writes_nowhere_else():
     scheduler = make_batches(max_model_len=8)
     add(scheduler, 1, num_tokens=7)
