@@ -191,10 +191,12 @@ class Scheduler:
         flight = self._flights.pop(0)
         assert flight.plan is plan, "only the first plan in flight can be committed"
         flight.reservation.accept()
-        batch = self._batch
-        plan, result = self._ended.live_part(plan, result)
+        batch, dispatched = self._batch, plan
         computed = batch.as_slice(plan.rows)
-        load = load_of(plan, batch, computed)
+        load = load_of(plan, batch, computed)  # of the rows that had ended, too: they took their time
+        plan, result = self._ended.live_part(plan, result)
+        if plan is not dispatched:
+            computed = batch.as_slice(plan.rows)
         prompt_rows = self._prefixes.prompts_among(plan.rows, computed)
         batch.num_computed_tokens[computed] += plan.num_scheduled
         sampled_rows, rows = plan.rows, computed
