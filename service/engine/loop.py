@@ -1,6 +1,6 @@
 """The engine thread's work: plan, dispatch, wait, commit, publish."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from service.clock import Clock
 from service.core.plan import StepPlan
@@ -8,6 +8,7 @@ from service.core.scheduler import Scheduler
 from service.engine.health import Heartbeat
 from service.engine.inbox import Commands, Inbox
 from service.engine.observer import EngineObserver, StepTimes
+from service.engine.retries import Retries
 from service.engine.router import OutputRouter
 from service.engine.settings import EngineSettings
 from service.errors import ChairliftError, ExecutorError
@@ -34,7 +35,8 @@ class EngineLoop:
 
     An idle loop sleeps in the inbox. A transient executor error aborts the step, which is planned again after a
     pause, at most `max_step_retries` times in a row; any other error ends `run` with that error. Commands that come
-    during the pause are applied, and do not shorten it.
+    during the pause are applied, and do not shorten it. When a step cannot be dispatched ahead, that is counted apart:
+    the step is dispatched once more when the one before has landed, and during the pause none is planned ahead.
     """
 
     scheduler: Scheduler
@@ -45,15 +47,21 @@ class EngineLoop:
     clock: Clock
     heartbeat: Heartbeat
     observer: EngineObserver
-    ahead: Flight | None = None  # between turns of the loop: the step that was dispatched before the last one landed
-    landed_ns: int = 0  # when the last step was done
-    num_failures: int = 0  # in a row
-    retry_ns: int = 0  # no step begins before this time of the clock
+    # Between turns of the loop: the step that was dispatched before the last one landed.
+    ahead: Flight | None = field(default=None, init=False)
+    landed_ns: int = field(default=0, init=False)  # when the last step was done
+    retries: Retries = field(init=False)  # of steps
+    retries_ahead: Retries = field(init=False)  # of dispatching them ahead
+
+    def __post_init__(self) -> None:
+        """Begin without a failure."""
+        self.retries = Retries(self.settings, self.clock)
+        self.retries_ahead = Retries(self.settings, self.clock)
 
     def run(self) -> None:
         """Serve until the inbox is closed; what is in flight is finished first."""
         while not self._apply(self._next_commands()):
-            if self.clock.now_ns() >= self.retry_ns:
+            if self.clock.now_ns() >= self.retries.not_before_ns:
                 self._step()
         if self.ahead is not None:
             self._land(self.ahead, None)
@@ -62,10 +70,11 @@ class EngineLoop:
         if self.ahead is not None:
             return self.inbox.take()
         if not self.scheduler.has_work:
-            self.num_failures = self.retry_ns = 0  # the step that failed is gone with its sequences
+            for retries in (self.retries, self.retries_ahead):
+                retries.reset()  # the step that failed is gone with its sequences
             self.heartbeat.rest()
             return self.inbox.wait()
-        begin_ns = max(self.retry_ns if self.num_failures else 0, self.scheduler.not_before_ns)
+        begin_ns = max(self.retries.not_before_ns, self.scheduler.not_before_ns)
         if begin_ns:
             self.heartbeat.rest()
             wake_ns = min(begin_ns, self.scheduler.next_deadline_ns or begin_ns)
@@ -102,32 +111,37 @@ class EngineLoop:
         plan = self.scheduler.plan(start_ns)
         if plan is None:
             return None
-        planned_ns = self.clock.now_ns()
         try:
-            handle = self.executor.dispatch(plan, self.scheduler.batch)
+            return self._dispatch(plan, start_ns)
         except ExecutorError as error:
             self._abort(plan, error)
             return None
-        return Flight(plan, handle, start_ns, planned_ns)
 
     def _follow(self, flight: Flight) -> Flight | None:
         """Plan and dispatch the step after `flight`; None: that is to land first."""
-        if not flight.handle.can_continue:
-            return None
         start_ns = self.clock.now_ns()
+        if not flight.handle.can_continue or start_ns < self.retries_ahead.not_before_ns:
+            return None
         plan = self.scheduler.plan_ahead(start_ns)
         if plan is None:
             return None
-        planned_ns = self.clock.now_ns()
         try:
-            handle = self.executor.dispatch(plan, self.scheduler.batch)
+            ahead = self._dispatch(plan, start_ns)
         except ExecutorError as error:
             self.scheduler.abort(plan, has_written=True)
-            self.observer.on_step_failed(plan.step_id, error, will_retry=error.is_transient)
-            if not error.is_transient:
+            will_retry = self.retries_ahead.fail(error)
+            self.observer.on_step_failed(plan.step_id, error, will_retry=will_retry)
+            if not will_retry:
+                self._land(flight, None)  # nothing runs when the executor is closed, and its tokens are there
                 raise
-            return None  # it is planned again, not ahead: if it fails again, that counts
-        return Flight(plan, handle, start_ns, planned_ns)
+            return None
+        self.retries_ahead.reset()
+        return ahead
+
+    def _dispatch(self, plan: StepPlan, start_ns: int) -> Flight:
+        """Dispatch a plan that was begun at `start_ns`. Raises ExecutorError."""
+        planned_ns = self.clock.now_ns()
+        return Flight(plan, self.executor.dispatch(plan, self.scheduler.batch), start_ns, planned_ns)
 
     def _land(self, flight: Flight, ahead: Flight | None) -> None:
         """Wait for `flight`, commit and publish it, while `ahead` is in flight."""
@@ -142,7 +156,7 @@ class EngineLoop:
         delta = self.scheduler.commit(flight.plan, result)
         self.router.publish(delta)
         self.ahead = ahead
-        self.num_failures = 0
+        self.retries.reset()
         committed_ns = self.clock.now_ns()
         times = StepTimes(
             flight.start_ns, flight.planned_ns - flight.start_ns, executed_ns - begin_ns, committed_ns - executed_ns
@@ -162,10 +176,7 @@ class EngineLoop:
 
     def _abort(self, plan: StepPlan, error: ExecutorError) -> None:
         self.scheduler.abort(plan, has_written=True)
-        self.num_failures += 1
-        will_retry = error.is_transient and self.num_failures <= self.settings.max_step_retries
+        will_retry = self.retries.fail(error)
         self.observer.on_step_failed(plan.step_id, error, will_retry=will_retry)
         if not will_retry:
             raise error
-        pause_s = self.settings.retry_pause_s * 2 ** (self.num_failures - 1)
-        self.retry_ns = self.clock.now_ns() + round(pause_s * 1e9)

@@ -37,6 +37,7 @@ class VirtualDevice:
         self.events: list[str] = []  # d: dispatched; a: dispatched ahead; w: waited for
         self.dispatch_errors: dict[int, ExecutorError] = {}  # by the number of the dispatch
         self.wait_errors: dict[int, ExecutorError] = {}
+        self.ahead_error: ExecutorError | None = None  # of whatever is dispatched ahead
         self.hooks: dict[int, Callable[[], object]] = {}  # called at the end of a dispatch
         self.num_dispatches = 0
         self.num_in_flight = 0
@@ -51,9 +52,10 @@ class VirtualDevice:
         number = self.num_dispatches
         self.num_dispatches += 1
         self.clock.time_ns += HOST_NS
-        if number in self.dispatch_errors:
+        error = self.dispatch_errors.get(number, self.ahead_error if plan.is_ahead else None)
+        if error is not None:
             self.events.append("D")
-            raise self.dispatch_errors[number]
+            raise error
         assert self.num_in_flight == int(plan.is_ahead)
         result = self._inner.dispatch(plan, batch).wait()
         self._free_ns = max(self._free_ns, self.clock.time_ns) + DEVICE_NS
@@ -294,6 +296,38 @@ def test_retries_of_overlapping_steps_are_bounded() -> None:
     run_async(main())
 
 
+def test_a_step_that_cannot_follow_ends_the_overlap_for_a_pause_and_such_pauses_are_bounded() -> None:
+    """A step takes 13 ns. The first one ahead fails at 20 ns, the next at 124, after one tried no earlier than 120.
+
+    That one is tried when the eighth step since is dispatched, at 121 ns; the last one no earlier than 324, with the
+    sixteenth since, at 329.
+    """
+
+    async def main() -> None:
+        run = Run(settings=EngineSettings(retry_pause_s=1e-7, max_step_retries=2))
+        run.clock.time_ns = 1
+        run.submit(PROMPT, 60)
+        run.device.ahead_error = PASSING
+        with pytest.raises(ExecutorError, match="passing"):
+            run.loop.run()
+        assert "".join(run.device.events) == "dw" + "dDw" + "dw" * 7 + "dDw" + "dw" * 15 + "dDw"
+        assert [will_retry for _, will_retry in run.watcher.failed_steps] == [True, True, False]
+        assert run.watcher.tokens == {1: toy_output(PROMPT, 26)}
+
+    run_async(main())
+
+
+def test_a_step_that_followed_makes_up_for_those_that_could_not() -> None:
+    async def main() -> None:
+        run = Run(settings=EngineSettings(retry_pause_s=0.0, max_step_retries=1))
+        run.submit(PROMPT, 12)
+        run.device.dispatch_errors = {2: PASSING, 6: PASSING}
+        assert run.outputs() == {1: toy_output(PROMPT, 12)}
+        assert "".join(run.device.events).startswith("dw" + "dDw" + "da" + "wa" + "wD" + "w" + "da")
+
+    run_async(main())
+
+
 def test_the_graver_error_of_two_steps_decides() -> None:
     async def main() -> None:
         run = Run()
@@ -313,5 +347,8 @@ def test_a_device_that_is_broken_at_the_step_ahead_ends_the_loop() -> None:
         run.device.dispatch_errors = {3: ExecutorError("broken")}
         with pytest.raises(ExecutorError, match="broken"):
             run.loop.run()
+        assert "".join(run.device.events) == "dw" + "da" + "wD" + "w"
+        assert run.scheduler.snapshot().plan is None
+        assert run.watcher.tokens == {1: toy_output(PROMPT, 3)}
 
     run_async(main())
