@@ -84,14 +84,13 @@ class VirtualStep:
 
 
 class Watcher:
-    """Closes the inbox when nothing is left to do, and keeps what it was told."""
+    """Keeps what it was told."""
 
-    def __init__(self, scheduler: Scheduler, inbox: Inbox) -> None:
+    def __init__(self) -> None:
         self.failed_steps: list[tuple[int, bool]] = []
         self.times: list[StepTimes] = []
         self.tokens: dict[int, list[int]] = {}
         self.reasons: list[tuple[int, int]] = []
-        self._scheduler, self._inbox = scheduler, inbox
 
     def on_step(self, plan: StepPlan, delta: StepDelta, times: StepTimes) -> None:
         self.times.append(times)
@@ -100,14 +99,26 @@ class Watcher:
             self.tokens.setdefault(seq_id, []).append(token_id)
             if reason:
                 self.reasons.append((seq_id, reason))
-        if not self._scheduler.has_work:
-            self._inbox.close()
 
     def on_step_failed(self, step_id: int, error: Exception, *, will_retry: bool) -> None:
         self.failed_steps.append((step_id, will_retry))
 
     def on_death(self, error: Exception) -> None:
         """Nobody asks."""
+
+
+class LastRest(Heartbeat):
+    """Closes the inbox when the loop would sleep with all work done, however that ended."""
+
+    def __init__(self, scheduler: Scheduler, inbox: Inbox) -> None:
+        super().__init__()
+        self._scheduler, self._inbox = scheduler, inbox
+
+    def rest(self) -> None:
+        super().rest()
+        totals = self._scheduler.counters.totals
+        if 0 < totals.num_submitted == totals.num_finished:
+            self._inbox.close()
 
 
 class Run:
@@ -120,9 +131,9 @@ class Run:
         config = replace(scheduler_config(LIMITS, settings), watermark_fraction=0.0)
         self.scheduler, self.inbox = Scheduler(config), Inbox(100)
         router = OutputRouter(asyncio.get_running_loop(), self.clock, self.inbox.cancel)
-        self.watcher = Watcher(self.scheduler, self.inbox)
+        self.watcher, heartbeat = Watcher(), LastRest(self.scheduler, self.inbox)
         self.loop = EngineLoop(
-            self.scheduler, self.device, self.inbox, router, settings, self.clock, Heartbeat(), self.watcher
+            self.scheduler, self.device, self.inbox, router, settings, self.clock, heartbeat, self.watcher
         )
         self.num_submitted = 0
 
