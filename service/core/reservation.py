@@ -70,11 +70,6 @@ class Reservation:
         return [(c.row, c.num_computed_tokens) for c in self._changes if isinstance(c, _Preemption)]
 
     @property
-    def has_later_written(self) -> bool:
-        """True when a step after this one has been undone that may have begun."""
-        return bool(self._inherited)
-
-    @property
     def admissions(self) -> list[Admission]:
         """The admissions, in order."""
         return [change for change in self._changes if isinstance(change, Admission)]

@@ -227,7 +227,8 @@ class Scheduler:
         """Take a plan back: the state equals the one before it, bit for bit, preemptions and admissions included.
 
         Sequences that were added or cancelled meanwhile stay added or cancelled. With `has_written` the step may have
-        begun: then blocks that the plan took from the prefix cache or from preempted sequences count as lost.
+        begun: then blocks that the plan took from the prefix cache or from preempted sequences count as lost. Of two
+        steps, the earlier one has begun if the later one has.
         """
         flight = self._flights.pop()
         assert flight.plan is plan, "only the last plan in flight can be aborted"
@@ -238,7 +239,7 @@ class Scheduler:
             return
         self._policy.abort()
         self._timer.rest()
-        if has_written or flight.reservation.has_later_written:
+        if has_written:
             flight.reservation.drop_overwritten(self.config.block_size, plan.offload[:, 1])
         if plan.is_ahead:  # the step before was committed, and has not been settled
             self._settle(flight, NO_ROWS)

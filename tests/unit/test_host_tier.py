@@ -216,6 +216,29 @@ def test_an_aborted_plan_that_may_have_written_loses_the_host_blocks_it_wrote_to
     assert [digest for block, digest in enumerate(after.host.digests) if digest and block in written] == []
 
 
+@pytest.mark.parametrize("has_written", [False, True])
+def test_what_a_step_ahead_may_have_overwritten_is_lost_with_both_steps(has_written: bool):
+    """Host memory has one block, A's second; the step ahead evicts B's last to it, for its fifth token's block."""
+    scheduler = make(num_blocks=6, num_host_blocks=1)
+    for seq_id, prompt in enumerate((A, B, A[:5])):  # at last A's first block is used again, so that it stays
+        run(scheduler, seq_id, prompt)
+    scheduler.add(Request(10, np.array(C[:3], np.int32), SamplingParams(9)))
+    commit(scheduler, scheduler.plan(0))
+    before = scheduler.snapshot()
+    first, ahead = scheduler.plan(0), scheduler.plan_ahead(0)
+    assert first is not None and ahead is not None
+    assert [0] == ahead.offload[:, 1].tolist()
+    for plan in (ahead, first):
+        scheduler.abort(plan, has_written=has_written)
+    after = scheduler.snapshot()
+    assert violations(after) == []
+    assert after.host.digests == ((b"",) if has_written else before.host.digests)
+    assert (ahead.offload.item(0) in {block for block, _, _ in after.cached_blocks}) == (not has_written)
+    scheduler.cancel(10)
+    plan, num_computed = run(scheduler, 11, A)
+    assert (len(plan.restore), num_computed) == ((0, 9) if has_written else (1, 5))
+
+
 def test_a_step_restores_no_more_tokens_than_it_may_compute_or_one_prompt():
     """Three prompts of three blocks each wait, which are all in host memory; a step may compute 16 tokens."""
     scheduler = make(num_blocks=16, num_host_blocks=30)
