@@ -98,7 +98,7 @@ class BlockPool:
         if num_from_stack < count:
             evicted = self._evictable.pop(count - num_from_stack)
             if self.host is not None:
-                self.host.offload(evicted, self.cache.names(evicted))
+                self.host.offload(evicted, self.cache)
             self.cache.forget(evicted)
             blocks = np.concatenate([blocks, evicted])
         places = blocks.astype(np.int64)  # as an index several times faster than int32
@@ -106,8 +106,8 @@ class BlockPool:
         self.ref_counts[places] = 1
         return blocks
 
-    def restore(self, host_blocks: Int32Array, held: Int32Array, digests: bytes) -> Int32Array:
-        """Take a block for each of `host_blocks`, and cache it under its digest behind the chain `held`.
+    def restore(self, host_blocks: Int32Array, held: Int32Array, names: ChainNames) -> Int32Array:
+        """Take a block for each of `host_blocks`, and cache it behind the chain `held` under what `names` calls it.
 
         They hold what the host blocks hold when the plan runs. There must be as many free blocks. Returns int32[len].
         """
@@ -115,8 +115,7 @@ class BlockPool:
         self.host.use(host_blocks)  # first, for `take` may copy other blocks out
         blocks = self.host.copy_in(host_blocks, self.take(len(host_blocks)), len(held))
         parent = int(held[-1]) if len(held) else NULL_BLOCK
-        replaced = self.cache.add([Chain(parent, 0, blocks, ChainNames(digests))])
-        assert not replaced, "a block is restored only when no other has its digest"
+        self.cache.add_named(Chain(parent, len(held), blocks, names))
         return blocks
 
     def hold(self, blocks: Int32Array) -> None:

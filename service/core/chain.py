@@ -13,8 +13,8 @@ class ChainNames:
     """What the digests of one sequence's blocks are, or are computed from. Grows with the sequence."""
 
     digests: bytes  # of its first blocks, DIGEST_BYTES each
-    root: bytes = b""  # stands for the null block's digest
-    block_bytes: int = 1  # `token_bytes` of a block
+    root: bytes  # stands for the null block's digest
+    block_bytes: int  # `token_bytes` of a block
     tokens: bytes = b""  # those of the published blocks that have no digest above
     head: int = NULL_BLOCK  # the block that its blocks without digests in the cache hang behind, if they do
     num_named: int = 0  # and how many come before these

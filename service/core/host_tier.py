@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from service.core.plan import NO_COPIES
 from service.core.prefix_cache import ObjectArray
 from service.core.scheduler_config import SchedulerConfig
 from service.core.step_time import StepTimeModel
-from service.core.types import Int32Array
+from service.core.types import Int32Array, Int64Array
 from service.core.undo_log import UndoLog
 
 _NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
@@ -28,6 +28,18 @@ class _OpenPlan:
     copies_out: list[Int32Array] = field(default_factory=list)  # [n, 2] (device block, host block)
     copies_in: list[Int32Array] = field(default_factory=list)  # [n, 2] (host block, device block)
     written: set[int] = field(default_factory=set)  # host blocks that it copies to
+
+
+class BlockNames(Protocol):
+    """The digests of the device's cached blocks, which may not have been computed yet."""
+
+    def known(self, blocks: Int32Array) -> list[bytes]:
+        """Those of `blocks` that are known; empty ones for the others."""
+        ...
+
+    def all(self, blocks: Int32Array) -> list[bytes]:
+        """Those of `blocks`."""
+        ...
 
 
 class HostSnapshot(NamedTuple):
@@ -128,18 +140,21 @@ class HostTier:
         self._open[-1].copies_in.append(np.stack([host_blocks, targets], axis=1))
         return targets
 
-    def offload(self, blocks: Int32Array, digests: list[bytes]) -> None:
+    def offload(self, blocks: Int32Array, names: BlockNames) -> None:
         """The device evicts `blocks`, a child before its parent: copy out what is not here, and is worth it.
 
-        When they do not all find room, the last ones do.
+        When they do not all find room, the last ones do. Blocks without a digest are taken for ones that are not here:
+        to name them takes far longer than all else, so that is done only for what may be copied.
         """
-        host_blocks = np.array([self._blocks.get(digest, -1) for digest in digests], np.int32)
-        self._queue.remove(host_blocks[host_blocks >= 0])
-        new = np.flatnonzero(host_blocks < 0)
-        num_room = len(self._free) + self._queue.num_before(self._open[0].mark)
-        new = new[len(new) - min(len(new), num_room) :]
+        host_blocks = self._take_from_queue(names.known(blocks))
+        new = self._last_with_room(host_blocks)
         if len(new) and self._is_worth_copying(1, 0) and self._budget.spend(len(new)):
-            host_blocks[new] = self._copy_out(blocks[new], [digests[index] for index in new.tolist()])
+            digests = names.all(blocks[new])
+            host_blocks[new] = self._take_from_queue(digests)
+            copied = self._last_with_room(host_blocks[new])
+            self._budget.earn((len(new) - len(copied)) * self._block_copy_ns)  # what was here without our knowing
+            targets = self._copy_out(blocks[new[copied]], [digests[index] for index in copied.tolist()])
+            host_blocks[new[copied]] = targets
         self._queue.push(host_blocks[host_blocks >= 0])
 
     def lose(self, host_blocks: Int32Array) -> None:
@@ -157,6 +172,18 @@ class HostTier:
         """A copy of the state."""
         queue, digests = tuple(self._queue.in_order().tolist()), tuple(self._digests.tolist())
         return HostSnapshot(tuple(self._free), queue, digests, self._budget.state)
+
+    def _take_from_queue(self, digests: list[bytes]) -> Int32Array:
+        """The host blocks of `digests`, no longer in the queue; -1 for one that is not here. int32[num_digests]."""
+        host_blocks = np.array([self._blocks.get(digest, -1) if digest else -1 for digest in digests], np.int32)
+        self._queue.remove(host_blocks[host_blocks >= 0])
+        return host_blocks
+
+    def _last_with_room(self, host_blocks: Int32Array) -> Int64Array:
+        """The places of the last -1 in `host_blocks`, for as many as can be written to."""
+        missing = np.flatnonzero(host_blocks < 0)
+        num_room = len(self._free) + self._queue.num_before(self._open[0].mark)
+        return missing[len(missing) - min(len(missing), num_room) :]
 
     def _copy_out(self, blocks: Int32Array, digests: list[bytes]) -> Int32Array:
         """Copy `blocks` of the device to host blocks, which there must be, in an order that makes runs."""

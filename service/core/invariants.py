@@ -245,8 +245,7 @@ def _host_copies_of_plan_are_sound(snapshot: SchedulerSnapshot, plan: PlanSnapsh
         yield f"INV-12: host blocks {read} are read, and {written} written"
     cached = {block: digest for block, digest, _ in snapshot.cached_blocks}
     for host_block, block in plan.restore:
-        # One in a tail has no digest yet.
-        if block not in cached or cached[block] not in {b"", digests[host_block]} or not snapshot.ref_counts[block]:
+        if cached.get(block) != digests[host_block] or not snapshot.ref_counts[block]:
             yield f"INV-12: host block {host_block} is restored to block {block}, which is not cached as that"
 
 

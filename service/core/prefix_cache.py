@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from service.core.block_hash import DIGEST_BYTES
+from service.core.block_hash import DIGEST_BYTES, split_digests
 from service.core.chain import Chain, ChainNames
 from service.core.types import NULL_BLOCK, BoolArray, Int32Array, Int64Array
 from service.core.undo_log import Undo, UndoLog
@@ -97,12 +97,26 @@ class PrefixCache:
             self._insert(new, named, tails)
         return [pair for chain in known for pair in self._walk(chain)]
 
+    def add_named(self, chain: Chain) -> None:
+        """Cache blocks whose digests are known, all of them with their names. None of the digests is cached."""
+        parent, num_before, blocks, names = chain
+        self._name_tail(parent)  # for it has another child now
+        digests = split_digests(names.digests[num_before * DIGEST_BYTES : (num_before + len(blocks)) * DIGEST_BYTES])
+        named = dict(zip(digests, blocks.tolist(), strict=True))
+        assert self._blocks.keys().isdisjoint(named), "the block that is cached has its place in the chain"
+        self._insert([chain], named, {})
+
     def forget(self, blocks: Int32Array) -> None:
         """Drop cached blocks, and with each all its children."""
         self._log.add(self._remove(blocks))
 
-    def names(self, blocks: Int32Array) -> list[bytes]:
-        """The digests of cached blocks."""
+    def known(self, blocks: Int32Array) -> list[bytes]:
+        """The digests of cached blocks, empty of those that have none yet."""
+        digests: list[bytes] = self._digests[blocks].tolist()
+        return digests
+
+    def all(self, blocks: Int32Array) -> list[bytes]:
+        """The digests of cached blocks. Those without get theirs."""
         return [self._digest_of(block) for block in blocks.tolist()]
 
     def entries(self) -> tuple[tuple[int, bytes, int], ...]:

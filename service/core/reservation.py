@@ -5,7 +5,6 @@ from typing import NamedTuple
 import numpy as np
 
 from service.core.batch_state import BatchState
-from service.core.block_hash import DIGEST_BYTES
 from service.core.block_pool import BlockPool
 from service.core.plan import NO_COPIES, NO_ROWS
 from service.core.prefixes import Prefixes, PrefixHit
@@ -210,9 +209,7 @@ class Reservation:
 
     def _restore(self, sequence: Sequence, hit: PrefixHit) -> Int32Array:
         """New blocks for what of a prefix is in host memory."""
-        start, end = len(hit.blocks), len(hit.blocks) + len(hit.host_blocks)
-        digests = sequence.names.digests[start * DIGEST_BYTES : end * DIGEST_BYTES]
-        blocks = self._pool.restore(hit.host_blocks, hit.blocks, digests)
+        blocks = self._pool.restore(hit.host_blocks, hit.blocks, sequence.names)
         self._taken.append(blocks)
         return blocks
 

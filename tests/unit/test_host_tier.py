@@ -10,7 +10,7 @@ from service.core.invariants import restored, violations
 from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
 from service.core.step_time import StepTimeModel
-from service.core.types import Request, SamplingParams, StepResult
+from service.core.types import Int32Array, Request, SamplingParams, StepResult
 from service.core.undo_log import UndoLog
 from service.errors import ConfigError
 from tests.unit.scheduler_steps import ROOMY, commit, make, scheduled
@@ -68,10 +68,24 @@ def test_a_run_of_blocks_stays_one_on_both_sides():
         assert (np.diff(ordered, axis=0) == 1).all()
 
 
+class Names:
+    """Of device blocks, all or the `known_blocks` known."""
+
+    def __init__(self, names: dict[int, bytes], known_blocks: tuple[int, ...] | None = None) -> None:
+        self._names = names
+        self._known_blocks = names.keys() if known_blocks is None else known_blocks
+
+    def known(self, blocks: Int32Array) -> list[bytes]:
+        return [self._names[block] if block in self._known_blocks else b"" for block in blocks.tolist()]
+
+    def all(self, blocks: Int32Array) -> list[bytes]:
+        return [self._names[block] for block in blocks.tolist()]
+
+
 def test_blocks_in_any_order_go_where_they_make_runs():
     tier = HostTier(dataclasses.replace(ROOMY, num_host_blocks=8), StepTimeModel(), UndoLog())
     tier.begin()
-    tier.offload(np.array([9, 4, 8], np.int32), [b"c", b"b", b"a"])
+    tier.offload(np.array([9, 4, 8], np.int32), Names({9: b"c", 4: b"b", 8: b"a"}))
     assert pairs(tier.copies[0]) == [[9, 2], [4, 0], [8, 1]]
     assert tier.copy_in(np.array([1, 0, 2], np.int32), np.array([31, 30, 33], np.int32), 0).tolist() == [31, 30, 33]
     assert tier.copy_in(np.array([5, 7, 6], np.int32), np.array([20, 21, 22], np.int32), 0).tolist() == [20, 22, 21]
@@ -80,7 +94,8 @@ def test_blocks_in_any_order_go_where_they_make_runs():
 def test_what_is_used_goes_to_the_end_a_child_before_its_parent():
     tier = HostTier(dataclasses.replace(ROOMY, num_host_blocks=8), StepTimeModel(), UndoLog())
     tier.begin()
-    tier.offload(np.array([9, 8, 7, 6], np.int32), [b"c", b"b", b"a", b"other"])  # "a" is the first of its chain
+    names = Names({9: b"c", 8: b"b", 7: b"a", 6: b"other"})  # "a" is the first of its chain
+    tier.offload(np.array([9, 8, 7, 6], np.int32), names)
     tier.use(np.array([1, 2, 3], np.int32))
     assert [tier.snapshot().digests[block] for block in tier.snapshot().queue] == [b"other", b"c", b"b", b"a"]
 
@@ -186,6 +201,33 @@ def test_copies_out_go_on_only_while_some_come_back():
         num_copied[others] = scheduler.counters.num_offloaded_blocks
     assert num_copied["new"] <= 16 + 600 / 16, "one filling, and a sixteenth of what is evicted"
     assert num_copied["same"] > 200, "most of the new ones' three hundred"
+
+
+def test_what_turns_out_to_be_here_is_neither_copied_nor_paid_for():
+    tier = HostTier(dataclasses.replace(ROOMY, num_host_blocks=8, host_block_ns=1600.0), StepTimeModel(), UndoLog())
+    tier.begin()
+    tier.offload(np.array([8, 9], np.int32), Names({8: b"b", 9: b"a"}))
+    tier.begin()
+    tier.accept()
+    assert tier.snapshot().budget == (6 * 1600, False)
+    tier.offload(np.array([7, 5, 6], np.int32), Names({7: b"c", 5: b"a", 6: b"d"}, known_blocks=(7,)))
+    assert [block for block, _ in pairs(tier.copies[0])] == [7, 6]
+    # Three could be copied, of which a sixteenth is added.
+    assert tier.snapshot().budget == (6 * 1600 + 3 * 100 - 2 * 1600, False)
+    snapshot = tier.snapshot()
+    assert [snapshot.digests[block] for block in snapshot.queue] == [b"b", b"c", b"a", b"d"]
+
+
+@pytest.mark.parametrize(("host_block_ns", "is_named"), [(1000.0, False), (0.0, True)])
+def test_blocks_get_names_only_when_they_may_be_copied(host_block_ns: float, is_named: bool):
+    """Host memory has one block. When copying takes time, the first copy takes all that there is in the beginning."""
+    scheduler = make(num_blocks=6, num_host_blocks=1, host_block_ns=host_block_ns)
+    run(scheduler, 1, A)
+    run(scheduler, 2, B)  # A's second block is copied out
+    run(scheduler, 3, C[:10])  # evicts the first block of A and the last one of B, whose second one is block 5
+    digests = {block: digest for block, digest, _ in scheduler.snapshot().cached_blocks}
+    assert bool(digests[5]) == is_named
+    assert scheduler.counters.num_offloaded_blocks == 1 + is_named
 
 
 def test_an_aborted_plan_leaves_host_memory_as_it_was():
