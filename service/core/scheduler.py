@@ -19,7 +19,6 @@ from service.core.plan import NO_ROWS, StepPlan
 from service.core.planner import Planner
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
-from service.core.sequence import SequenceStatus
 from service.core.snapshot import SchedulerCounters, SchedulerSnapshot, take_snapshot
 from service.core.step_time import load_of
 from service.core.step_timer import StepTimer
@@ -70,7 +69,7 @@ class Scheduler:
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
         self._last_plan_ns = 0
         self._num_steps = 0
-        self._deadlines = Deadlines()
+        self._deadlines = Deadlines(self._live.by_id)
 
     @property
     def batch(self) -> BatchState:
@@ -113,15 +112,8 @@ class Scheduler:
         sequence whose deadline is `now_ns` has none left.
         """
         assert not self._flights, "a plan is in flight"
-        ended = []
-        for seq_id, reason in self._deadlines.due(now_ns):
-            sequence = self._live.by_id.get(seq_id)
-            if sequence is None:
-                continue
-            is_due = reason is FinishReason.DEADLINE or sequence.status is SequenceStatus.WAITING
-            if is_due and self.cancel(seq_id):
-                ended.append((seq_id, reason))
-        self._deadlines.prune(self._live.by_id)
+        ended = [(seq_id, reason) for seq_id, reason in self._deadlines.due(now_ns) if self.cancel(seq_id)]
+        self._deadlines.prune()
         return ended
 
     def cancel(self, seq_id: int) -> bool:
@@ -172,9 +164,9 @@ class Scheduler:
         """
         (landing,) = self._flights
         self._timer.go_on(now_ns)
-        next_deadline_ns = self._deadlines.next_ns
-        has_due = self._cancelled_in_flight or (next_deadline_ns is not None and next_deadline_ns <= now_ns)
-        if has_due or landing.reservation.preempted_rows:
+        if self._cancelled_in_flight or landing.reservation.admissions or landing.reservation.preempted_rows:
+            return None
+        if self._deadlines.has_due(now_ns):
             return None
         found = self._look_ahead.plan(self._num_steps + 1, landing.plan)
         if found is None:

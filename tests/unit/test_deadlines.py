@@ -49,6 +49,34 @@ def test_a_running_sequence_ends_at_its_deadline_and_not_before():
     assert (counters.totals.num_finished, counters.num_free_blocks) == (1, 98)
 
 
+def test_a_deadline_stops_steps_ahead_only_while_it_matters():
+    scheduler = make(max_queue_wait_ns=1000)
+    ask(scheduler, 1, deadline_ns=500)
+    ask(scheduler, 2, deadline_ns=2000)
+    step(scheduler)
+    scheduler.cancel(1)
+    plan = scheduler.plan(100)
+    ahead = scheduler.plan_ahead(1000)
+    assert ahead is not None, "1 has ended, and 2 waits no more"
+    commit(scheduler, plan)
+    last = scheduler.plan_ahead(1999)
+    assert last is not None
+    commit(scheduler, ahead)
+    assert scheduler.plan_ahead(2000) is None
+    commit(scheduler, last)
+    assert scheduler.expire(2000) == [(2, FinishReason.DEADLINE)]
+
+
+def test_a_sequence_whose_admission_is_taken_back_still_has_waited():
+    scheduler = make(max_queue_wait_ns=1000)
+    ask(scheduler, 1, num_tokens=1)
+    plan = scheduler.plan(0)
+    assert plan is not None and plan.is_decode_only
+    assert scheduler.plan_ahead(1000) is None
+    scheduler.abort(plan)
+    assert scheduler.expire(1000) == [(1, FinishReason.QUEUE_WAIT)]
+
+
 def test_a_waiting_sequence_ends_before_its_prompt_is_computed():
     scheduler = make(max_num_seqs=1)
     ask(scheduler, 1)
