@@ -43,6 +43,7 @@ class FlightRules(RuleBasedStateMachine):
         self.step_ns = 0
         self.ns_per_finish = 1_000_000  # by which time passes
         self.num_ahead = 0  # steps that were planned ahead
+        self.num_over_ended = 0  # of them, while a row that had ended kept its place
 
     def shadows(self) -> list[Scheduler]:
         """The copies that must see what happens to the scheduler."""
@@ -116,6 +117,7 @@ class FlightRules(RuleBasedStateMachine):
             assert num_output < sampling.max_tokens and len(sequence.token_ids) + 1 < config.max_model_len
             assert sequence.seq_id not in self.reasons and sequence.seq_id not in self.cancelled
         num_ended = sum(row.has_ended for row in before.rows)
+        self.num_over_ended += num_ended > 0
         assert num_ended * 8 <= len(before.rows) and not (num_ended and before.queue)
 
     @precondition(lambda self: self.flights)

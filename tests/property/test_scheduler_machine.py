@@ -204,24 +204,3 @@ def move_on(
     else:
         machine.commit(runs_all=bool(rng.random() < 0.5))
     machine.state_is_sound()
-
-
-@pytest.mark.parametrize("can_fail", [False, True])
-def test_steps_are_planned_ahead_while_some_of_many_rows_end(can_fail: bool) -> None:
-    """Waves of sequences, most of which end where nobody could know; up to an eighth of the rows stay with the rest."""
-    rng = np.random.default_rng(12)
-    machine = SchedulerMachine()
-    machine.ns_per_finish = 1_000
-    machine.start(SchedulerConfig(300, 2, 24, 64, 40), [], can_fail)
-    num_kept = 0
-    for number in range(900):
-        if number % 60 == 0:
-            for _ in range(24):
-                stops = tuple(rng.integers(1, 31, 2).tolist())
-                sampling = SamplingParams(int(rng.integers(8, 30)), ignore_eos=True, stop_token_ids=stops)
-                machine.add(rng.integers(0, VOCAB_SIZE, rng.integers(1, 6)).tolist(), sampling, "a")
-        move_on(machine, rng, ahead=0.95, cancels=0.01, aborts=0.05)
-        num_kept += len(machine.flights) == 1 and any(row.has_ended for row in machine.scheduler.snapshot().rows)
-    assert machine.num_ahead > 150
-    assert num_kept > 30
-    machine.teardown()
