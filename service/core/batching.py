@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from service.core.batch_state import BatchState
+from service.core.budget import ChunkBudget
 from service.core.chunks import Chunks
 from service.core.continuous_batching import ContinuousBatching
 from service.core.prefixes import Prefixes
@@ -35,8 +36,10 @@ class Batching(Protocol):
         ...
 
 
-def create_batching(config: SchedulerConfig, batch: BatchState, queue: WaitingQueue, prefixes: Prefixes) -> Batching:
+def create_batching(
+    config: SchedulerConfig, batch: BatchState, queue: WaitingQueue, prefixes: Prefixes, budget: ChunkBudget
+) -> Batching:
     """What the configuration names."""
     if config.batching == "continuous":
-        return ContinuousBatching(config, batch, queue, prefixes)
+        return ContinuousBatching(config, batch, queue, prefixes, budget)
     return StaticBatching(config, batch, queue)

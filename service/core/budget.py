@@ -19,7 +19,8 @@ class ChunkBudget:
 
     With a target for the time between the tokens of a stream, chunks fill the time that decoding leaves of it, as the
     step-time model says and less its usual error. Prompts always get `prefill_share` of the target, and a token at
-    least, so that decoding cannot starve them. No chunk is more than twice as large as any that was measured lately,
+    least, so that decoding cannot starve them; what is copied back from host memory for them takes of that time, too.
+    No chunk is more than twice as large as any that was measured lately,
     or than a block: what a far larger one would take, the model cannot know.
     """
 
@@ -27,17 +28,17 @@ class ChunkBudget:
         self._config = config
         self._step_time = step_time
 
-    def chunk_tokens(self, num_decode_tokens: int, batch: BatchState) -> int:
-        """Prompt tokens that a step with `num_decode_tokens` may compute."""
+    def chunk_tokens(self, num_decode_tokens: int, batch: BatchState, copying_ns: float = 0.0) -> int:
+        """Prompt tokens that a step with `num_decode_tokens`, which restores blocks for `copying_ns`, may compute."""
         config = self._config
         num_tokens = config.max_num_batched_tokens - num_decode_tokens
         if config.max_chunk_tokens:
             num_tokens = min(num_tokens, config.max_chunk_tokens)
         if config.target_itl_ns and num_decode_tokens:  # without decode rows no stream waits for a token
-            num_tokens = min(num_tokens, self._tokens_within_target(num_decode_tokens, batch))
+            num_tokens = min(num_tokens, self._tokens_within_target(num_decode_tokens, batch, copying_ns))
         return num_tokens
 
-    def _tokens_within_target(self, num_decode_tokens: int, batch: BatchState) -> int:
+    def _tokens_within_target(self, num_decode_tokens: int, batch: BatchState, copying_ns: float) -> int:
         model, target_ns, block_size = self._step_time, self._config.target_itl_ns, self._config.block_size
         computed = batch.num_computed_tokens[: batch.num_rows]
         context_tokens = int(computed[: batch.num_decode_rows].sum())
@@ -48,7 +49,7 @@ class ChunkBudget:
         with_prompt = StepLoad(1, num_decode_tokens, context_tokens)
         taken_ns = model.predict_ns(with_prompt) + model.spread_ns(with_prompt)
         free_ns = max(target_ns - taken_ns, self._config.prefill_share * target_ns)
-        return max(1, int(min(model.chunk_for(free_ns, in_progress), largest)))
+        return max(1, int(min(model.chunk_for(free_ns - copying_ns, in_progress), largest)))
 
 
 class TokenRate:

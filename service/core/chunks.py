@@ -43,13 +43,20 @@ class Chunks:
         """Whether a prompt that joins now with this turn gets a token, and leaves one to each that joined as new."""
         if self._num_wanted < self._num_tokens_left:
             return True
-        num_before = sum(prompt.num_wanted for prompt in self._prompts if prompt.is_new or prompt.turn <= turn)
-        return num_before < self._num_tokens_left
+        return self._num_wanted_before(turn) < self._num_tokens_left
+
+    def lower(self, num_tokens: int, turn: int) -> None:
+        """Let no more than `num_tokens` be given out, but one to a prompt that joins now with this turn."""
+        self._num_tokens_left = min(self._num_tokens_left, max(num_tokens, self._num_wanted_before(turn) + 1))
 
     def join(self, row: int, turn: int, num_wanted: int, num_slots: int, *, is_new: bool) -> None:
         """Let a row take part; its blocks have `num_slots` unused slots."""
         self._prompts.append(_Prompt(row, turn, num_wanted, num_slots, is_new))
         self._num_wanted += num_wanted
+
+    def _num_wanted_before(self, turn: int) -> int:
+        """Tokens wanted by prompts that go before one that joins now with this turn, or joined as new."""
+        return sum(prompt.num_wanted for prompt in self._prompts if prompt.is_new or prompt.turn <= turn)
 
     def share(self) -> None:
         """Choose every prompt's chunk: as much as tokens and blocks are left for."""

@@ -1,6 +1,7 @@
 """Continuous batching: sequences are admitted in every step, and leave when they end."""
 
 from service.core.batch_state import BatchState
+from service.core.budget import ChunkBudget
 from service.core.chunks import Chunks
 from service.core.preemption import settling_blocks
 from service.core.prefixes import Prefixes, PrefixHit
@@ -18,11 +19,14 @@ class ContinuousBatching:
     few that come behind it, a bounded number of times. A preempted one comes back when there are blocks to grow.
     """
 
-    def __init__(self, config: SchedulerConfig, batch: BatchState, queue: WaitingQueue, prefixes: Prefixes) -> None:
+    def __init__(
+        self, config: SchedulerConfig, batch: BatchState, queue: WaitingQueue, prefixes: Prefixes, budget: ChunkBudget
+    ) -> None:
         self._config = config
         self._batch = batch
         self._queue = queue
         self._prefixes = prefixes
+        self._budget = budget
 
     def not_before_ns(self) -> int:
         """At once."""
@@ -39,10 +43,10 @@ class ContinuousBatching:
     def admit(self, step_id: int, reservation: Reservation, chunks: Chunks, num_spare_blocks: int) -> None:
         """Admit sequences while tokens, rows and `num_spare_blocks` suffice, and let them share."""
         batch, block_size = self._batch, self._config.block_size
-        num_restored_tokens = 0  # a step waits for them: not many more than it may compute
+        num_restored_blocks = 0  # a step waits for them: not many more than it may compute
         # With nothing left for a prompt of one chunk there is nothing for any.
         while batch.num_rows < batch.max_num_seqs and chunks.has_tokens_at(step_id + 1):
-            if num_restored_tokens >= self._config.max_num_batched_tokens:
+            if num_restored_blocks * block_size >= self._config.max_num_batched_tokens:
                 return
             # With nothing running the head fits, whatever the watermark says.
             max_blocks = num_spare_blocks if batch.num_rows else self._config.num_blocks
@@ -52,8 +56,11 @@ class ContinuousBatching:
             sequence, hit, turn, passed = admission
             num_spare_blocks -= hit.num_needed_blocks
             chunks.count_out(hit.num_revived_blocks + len(hit.host_blocks))
-            num_restored_tokens += len(hit.host_blocks) * block_size
             row = reservation.admit(sequence, hit, passed)
+            if len(hit.host_blocks):
+                num_restored_blocks += len(hit.host_blocks)
+                copying_ns = num_restored_blocks * self._config.host_block_ns
+                chunks.lower(self._budget.chunk_tokens(batch.num_decode_rows, batch, copying_ns), turn)
             # What is copied takes slots of the first new block.
             num_slots = (len(hit.blocks) + len(hit.host_blocks)) * block_size - hit.num_tokens
             batch.admitted_step[row] = step_id

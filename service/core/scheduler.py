@@ -60,7 +60,7 @@ class Scheduler:
         if config.num_host_blocks:
             self._pool.add_host_tier(config, self._timer.model)
         budget = ChunkBudget(config, self._timer.model)
-        self._batching = create_batching(config, self._batch, self._queue, self._prefixes)
+        self._batching = create_batching(config, self._batch, self._queue, self._prefixes, budget)
         state = (self._batch, self._pool, self._queue)
         self._planner = Planner(config, state, self._policy, budget, self._batching)
         self._ended = EndedRows(self._batch)

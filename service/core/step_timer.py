@@ -28,9 +28,9 @@ class StepTimer:
             return
         if len(self._landed) == 1:  # of several, none can be told from the others
             load, copying_ns = self._landed[0]
-            elapsed_ns = now_ns - self._started_ns - copying_ns
-            self.rate.observe(load.prefill_tokens, elapsed_ns)
-            self.model.observe(load, elapsed_ns)
+            elapsed_ns = now_ns - self._started_ns
+            self.rate.observe(load.prefill_tokens, elapsed_ns)  # who waits waits for copies, too
+            self.model.observe(load, elapsed_ns - copying_ns)
         self._landed.clear()
         self._started_ns = now_ns
 

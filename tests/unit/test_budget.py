@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from service.core.chunks import Chunks
 from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
 from service.core.step_time import load_of
+from service.core.types import Request, SamplingParams
 from tests.unit.scheduler_steps import add, commit, make, scheduled, step
 
 MS = 1_000_000
@@ -24,7 +26,8 @@ class Timed:
     def step(self) -> StepPlan:
         plan = self.scheduler.plan(self.now_ns)
         assert plan is not None
-        self.step_ms = float(load_of(plan, self.scheduler.batch).terms() @ PRICES_MS)
+        copying_ms = (len(plan.offload) + len(plan.restore)) * self.scheduler.config.host_block_ns / MS
+        self.step_ms = float(load_of(plan, self.scheduler.batch).terms() @ PRICES_MS) + copying_ms
         commit(self.scheduler, plan)
         self.now_ns += round(self.step_ms * MS)
         return plan
@@ -55,6 +58,31 @@ def test_a_long_prompt_stays_within_the_target_and_uses_it():
     assert max(steps_ms) <= 1.02 * 12.0
     assert max(steps_ms[3:]) <= 12.0
     assert np.mean(steps_ms[20:-1]) >= 11.0
+
+
+def test_restored_blocks_take_of_the_time_that_the_target_leaves():
+    """Twelve blocks of a prefix are in host memory, which take 1.2 ms; the prompt's other tokens fill what is left."""
+    timed = decoding(target_itl_ns=12 * MS, num_blocks=301, num_host_blocks=500, host_block_ns=0.1 * MS)
+    first, second = (np.arange(start, start + count, dtype=np.int32) for start, count in ((10_000, 84), (20_000, 840)))
+    for seq_id, prompt in ((8, first), (9, second)):
+        timed.scheduler.add(Request(seq_id, prompt, SamplingParams(1)))
+        while len(timed.scheduler.snapshot().rows) > 4 or timed.scheduler.snapshot().queue:
+            timed.step()
+    prompt = np.concatenate([first, np.arange(30_000, 30_300, dtype=np.int32)])
+    timed.scheduler.add(Request(10, prompt, SamplingParams(1)))
+    plan = timed.step()
+    assert len(plan.restore) == 12
+    assert plan.num_tokens > 20
+    assert timed.step_ms - 0.1 * len(plan.offload) <= 12.0, "copies out aside, which have a budget of their own"
+
+
+def test_tokens_are_lowered_to_no_less_than_one_for_who_joins():
+    chunks = Chunks(4, num_tokens=30, num_blocks_left=100)
+    chunks.join(0, turn=1, num_wanted=10, num_slots=0, is_new=False)
+    chunks.lower(5, turn=2)
+    chunks.join(1, turn=2, num_wanted=8, num_slots=0, is_new=True)
+    chunks.share()
+    assert (chunks.rows, chunks.num_tokens) == ([0, 1], [10, 1])
 
 
 def test_chunks_shrink_as_the_prompt_they_attend_to_grows():

@@ -21,8 +21,9 @@ def test_prompts_in_progress_share_tokens_and_blocks_lowest_rank_first():
     policy = FirstComeFirstServed()
     batch, pool, queue = BatchState(4, 32, 4), BlockPool(6), WaitingQueue(policy)
     prefixes = Prefixes(config, batch, pool, {})
-    batching = ContinuousBatching(config, batch, queue, prefixes)
-    planner = Planner(config, (batch, pool, queue), policy, ChunkBudget(config, StepTimeModel()), batching)
+    budget = ChunkBudget(config, StepTimeModel())
+    batching = ContinuousBatching(config, batch, queue, prefixes, budget)
+    planner = Planner(config, (batch, pool, queue), policy, budget, batching)
     for seq_id, rank in [(1, 2), (2, 0), (3, 1)]:
         tokens = np.arange(10, dtype=np.int32)
         batch.add_row(Request(seq_id, tokens, SamplingParams(5)), tokens, rank)

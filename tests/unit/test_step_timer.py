@@ -30,6 +30,15 @@ def test_steps_that_overlap_end_where_the_next_one_is_asked_for():
     assert mean_ns(timer) == pytest.approx((0.99 * 10 + 15) / 1.99, rel=1e-4)
 
 
+def test_copies_are_part_of_the_rate_and_not_of_what_a_load_costs():
+    timer = StepTimer()
+    timer.begin(0)
+    timer.land(StepLoad(prefill_tokens=100), 2)
+    timer.go_on(10)
+    assert timer.rate.tokens_per_s == pytest.approx(100 / 10e-9)
+    assert timer.model.predict_ns(StepLoad(prefill_tokens=100)) == pytest.approx(8, rel=1e-4)
+
+
 def test_of_two_steps_that_landed_together_nothing_is_learned():
     timer = StepTimer()
     timer.begin(0)
