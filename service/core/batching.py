@@ -27,8 +27,11 @@ class Batching(Protocol):
         """
         ...
 
-    def would_admit(self, step_id: int, chunks: Chunks, num_spare_blocks: int) -> bool:
-        """Whether `admit` would admit anybody while sequences run. Nobody has joined `chunks`."""
+    def may_go_on(self, step_id: int, num_decode_rows: int, num_free_blocks: int) -> bool:
+        """Whether step `step_id` may be planned ahead, with so many decode rows of those that run and nobody else.
+
+        They leave `num_free_blocks`. No prompt is in progress.
+        """
         ...
 
     def may_leave(self) -> bool:

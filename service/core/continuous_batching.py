@@ -36,9 +36,15 @@ class ContinuousBatching:
         """At once."""
         return True
 
-    def would_admit(self, step_id: int, chunks: Chunks, num_spare_blocks: int) -> bool:
-        """Whether a sequence fits."""
-        return chunks.has_tokens_at(step_id + 1) and self._next_admission(step_id, chunks, num_spare_blocks) is not None
+    def may_go_on(self, step_id: int, num_decode_rows: int, num_free_blocks: int) -> bool:
+        """Unless a sequence that waits fits."""
+        batch, config = self._batch, self._config
+        if not len(self._queue) or batch.num_rows == batch.max_num_seqs:
+            return True
+        chunks = Chunks(config.block_size, self._budget.chunk_tokens(num_decode_rows, batch), num_free_blocks)
+        if not chunks.has_tokens_at(step_id + 1):
+            return True
+        return self._next_admission(step_id, chunks, num_free_blocks - config.watermark_blocks) is None
 
     def admit(self, step_id: int, reservation: Reservation, chunks: Chunks, num_spare_blocks: int) -> None:
         """Admit sequences while tokens, rows and `num_spare_blocks` suffice, and let them share."""

@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from service.core.batch_state import BatchState
+from service.core.batching import Batching
 from service.core.block_pool import BlockPool
 from service.core.ended_rows import EndedRows
 from service.core.plan import StepPlan
@@ -34,12 +35,14 @@ class LookAhead:
         state: tuple[BatchState, BlockPool, WaitingQueue],
         prefixes: Prefixes,
         planner: Planner,
+        batching: Batching,
         ended: EndedRows,
     ) -> None:
         self._config = config
         self._batch, self._pool, self._queue = state
         self._prefixes = prefixes
         self._planner = planner
+        self._batching = batching
         self._ended = ended
 
     def plan(self, step_id: int, landing: StepPlan) -> tuple[StepPlan, Reservation] | None:
@@ -49,7 +52,7 @@ class LookAhead:
         """
         batch, queue = self._batch, self._queue
         # A row behind the decode rows has a prompt to catch up with, or was admitted by the step in flight.
-        if not landing.is_decode_only or batch.num_decode_rows < batch.num_rows or not self._may_go_on():
+        if not landing.is_decode_only or batch.num_decode_rows < batch.num_rows or self._has_to_make_room():
             return None
         rows = batch.as_slice(landing.rows)
         num_computed_tokens = batch.num_computed_tokens[rows]
@@ -63,21 +66,17 @@ class LookAhead:
         going = batch.as_slice(going_rows)
         is_full = batch.num_computed_tokens[going] + 1 == batch.num_blocks[going] * self._config.block_size
         growing = going_rows[is_full].astype(np.int64)
-        if len(growing) > self._pool.num_free or self._planner.would_admit(step_id, num_rows, len(growing)):
+        num_free = self._pool.num_free - len(growing)
+        if num_free < 0 or not self._batching.may_go_on(step_id, num_rows, num_free):
             return None
         reservation = Reservation(batch, self._pool, queue, self._prefixes)
         reservation.grow_each(growing)
         return replace(self._planner.decode_plan(step_id, going_rows, reservation), continues=continues), reservation
 
-    def _may_go_on(self) -> bool:
-        """False when ended rows are too many, or would make room for a sequence that waits.
-
-        A static batch lets them compute on, and has no need to be fast.
-        """
+    def _has_to_make_room(self) -> bool:
+        """Whether ended rows are too many, or in the way of a sequence that waits."""
         num_ended = len(self._ended)
-        if self._config.batching != "continuous":
-            return False
-        return not num_ended or (num_ended * _MOST_ENDED <= self._batch.num_rows and not len(self._queue))
+        return num_ended > 0 and (num_ended * _MOST_ENDED > self._batch.num_rows or len(self._queue) > 0)
 
     def _continuing(self, landing: StepPlan) -> Int32Array:
         """The places in `landing` of the rows that go on after it, for all that is known: int32[num_continuing]."""

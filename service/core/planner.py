@@ -70,18 +70,6 @@ class Planner:
         ones, trues = self._ones[:count], self._trues[:count]
         return StepPlan(step_id, rows, ones, trues, count, count, *reservation.copies)
 
-    def would_admit(self, step_id: int, num_decode_rows: int, num_growing: int) -> bool:
-        """Whether a step of so many decode rows, which take `num_growing` blocks, would admit a sequence besides.
-
-        There must be no prompt in progress.
-        """
-        batch, block_size = self._batch, self._config.block_size
-        if not len(self._queue) or batch.num_rows == batch.max_num_seqs:
-            return False
-        num_free = self._pool.num_free - num_growing
-        chunks = Chunks(block_size, self._budget.chunk_tokens(num_decode_rows, batch), num_free)
-        return self._batching.would_admit(step_id, chunks, num_free - self._config.watermark_blocks)
-
     def _growing_rows(self, reservation: Reservation) -> Int64Array:
         """The decode rows that need a block; others are preempted until there are as many."""
         batch = self._batch

@@ -64,7 +64,7 @@ class Scheduler:
         state = (self._batch, self._pool, self._queue)
         self._planner = Planner(config, state, self._policy, budget, self._batching)
         self._ended = EndedRows(self._batch)
-        self._look_ahead = LookAhead(config, state, self._prefixes, self._planner, self._ended)
+        self._look_ahead = LookAhead(config, state, self._prefixes, self._planner, self._batching, self._ended)
         self._flights: list[_Flight] = []  # two at most, the earlier step first
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
         self._last_plan_ns = 0

@@ -62,8 +62,8 @@ class StaticBatching:
             batch.admitted_step[row] = step_id
             chunks.join(row, step_id, num_tokens, 0, is_new=False)
 
-    def would_admit(self, step_id: int, chunks: Chunks, num_spare_blocks: int) -> bool:  # noqa: ARG002
-        """Never into a batch that runs."""
+    def may_go_on(self, step_id: int, num_decode_rows: int, num_free_blocks: int) -> bool:  # noqa: ARG002
+        """Never: rows that have ended compute on, and nobody compares how fast that is."""
         return False
 
     def may_leave(self) -> bool:
