@@ -8,8 +8,6 @@ from service.core.chain import Chain, ChainNames
 from service.core.eviction_queue import EvictionQueue
 from service.core.host_tier import HostTier
 from service.core.prefix_cache import PrefixCache
-from service.core.scheduler_config import SchedulerConfig
-from service.core.step_time import StepTimeModel
 from service.core.types import NULL_BLOCK, Int32Array, Int64Array
 from service.core.undo_log import UndoLog
 
@@ -31,21 +29,18 @@ class BlockPool:
     Changes between `begin` and `roll_back` are taken back exactly. Two plans may be open: see `UndoLog`.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, host: HostTier | None = None) -> None:
+        """`host` keeps what is evicted."""
         self.num_blocks = num_blocks
         self.num_blank = num_blocks - 1
         self.ref_counts: Int32Array = np.zeros(num_blocks, np.int32)  # [num_blocks] rows that hold the block
-        self._log = UndoLog()
+        self.host = host
+        self._log = UndoLog() if host is None else host.log
         self.cache = PrefixCache(num_blocks, self._log)
         self._evictable = EvictionQueue(num_blocks, self._log)
         # [num_blocks - 1] the first num_blank are blank, the last of them goes first; block 1 at the very start
         self._stack: Int32Array = np.arange(num_blocks - 1, NULL_BLOCK, -1, dtype=np.int32)
         self._marks: Int64Array = np.zeros(num_blocks, np.int64)  # scratch of `_distinct`
-        self.host: HostTier | None = None  # what keeps evicted blocks
-
-    def add_host_tier(self, config: SchedulerConfig, step_time: StepTimeModel) -> None:
-        """From now on, keep what is evicted in host memory."""
-        self.host = HostTier(config, step_time, self._log)
 
     @property
     def num_evictable(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -10,14 +10,10 @@ from service.core.block_hash import DIGEST_BYTES
 from service.core.copy_budget import CopyBudget
 from service.core.eviction_queue import EvictionQueue
 from service.core.plan import NO_COPIES
-from service.core.prefix_cache import ObjectArray
 from service.core.scheduler_config import SchedulerConfig
 from service.core.step_time import StepTimeModel
-from service.core.types import Int32Array, Int64Array
+from service.core.types import NO_BLOCKS, NO_DIGEST, Int32Array, Int64Array, ObjectArray
 from service.core.undo_log import UndoLog
-
-_NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
-_NO_DIGEST: Final = b""
 
 
 @dataclass(slots=True)
@@ -52,7 +48,7 @@ class HostSnapshot(NamedTuple):
 
 
 class HostTier:
-    """Digest -> host block, for blocks that the device has evicted. Part of the BlockPool; its log undoes changes.
+    """Digest -> host block, for blocks that the device has evicted. Part of the BlockPool, which undoes its changes.
 
     A plan copies out what it evicts, and in what its admissions find here. What it writes to is found by later plans
     only; what it reads, or evicts while it is here still, goes to the end of the queue, and no plan in flight takes
@@ -67,18 +63,17 @@ class HostTier:
     steps were measured to know. Copies out have a budget beside that, which copies in pay for.
     """
 
-    def __init__(self, config: SchedulerConfig, step_time: StepTimeModel, log: UndoLog) -> None:
-        """`log` belongs to the pool."""
+    def __init__(self, config: SchedulerConfig, step_time: StepTimeModel) -> None:
         num_blocks = config.num_host_blocks
+        self.log = UndoLog()  # of the pool, too
         self.num_copied_out = 0  # blocks, by committed plans
         self._block_size = config.block_size
         self._block_copy_ns = config.host_block_ns
         self._step_time = step_time
-        self._budget = CopyBudget(num_blocks, config.host_block_ns, log)
-        self._log = log
+        self._budget = CopyBudget(num_blocks, config.host_block_ns, self.log)
         self._blocks: dict[bytes, int] = {}  # by digest
-        self._digests: ObjectArray = np.full(num_blocks, _NO_DIGEST, np.object_)  # [num_blocks] bytes
-        self._queue = EvictionQueue(num_blocks, log)
+        self._digests: ObjectArray = np.full(num_blocks, NO_DIGEST, np.object_)  # [num_blocks] bytes
+        self._queue = EvictionQueue(num_blocks, self.log)
         self._free = list(range(num_blocks))[::-1]  # the last one is the next to be taken
         self._open: deque[_OpenPlan] = deque()
 
@@ -107,7 +102,7 @@ class HostTier:
                 break
             blocks.append(block)
         if not blocks or not self._is_worth_copying(len(blocks), start):
-            return _NO_BLOCKS
+            return NO_BLOCKS
         return np.array(blocks, np.int32)
 
     def begin(self) -> None:
@@ -163,10 +158,10 @@ class HostTier:
         self._queue.remove(lost)
         digests = self._digests[lost].tolist()
         self._forget(lost)
-        self._log.add(lambda: self._remember(lost, digests))
+        self.log.add(lambda: self._remember(lost, digests))
         num_free = len(self._free)
         self._free += lost.tolist()
-        self._log.add(lambda: self._free.__delitem__(slice(num_free, None)))
+        self.log.add(lambda: self._free.__delitem__(slice(num_free, None)))
 
     def snapshot(self) -> HostSnapshot:
         """A copy of the state."""
@@ -193,7 +188,7 @@ class HostTier:
         plan.copies_out.append(np.stack([blocks, targets], axis=1))
         plan.written.update(target_list)
         self._remember(targets, digests)
-        self._log.add(lambda: self._forget(targets))
+        self.log.add(lambda: self._forget(targets))
         return targets
 
     def _is_worth_copying(self, num_blocks: int, start: int) -> bool:
@@ -212,11 +207,11 @@ class HostTier:
         num_free = min(count, len(self._free))
         taken = self._free[len(self._free) - num_free :]
         del self._free[len(self._free) - num_free :]
-        self._log.add(lambda: self._free.extend(taken))
+        self.log.add(lambda: self._free.extend(taken))
         evicted = self._queue.pop(count - num_free)
         old = self._digests[evicted].tolist()
         self._forget(evicted)
-        self._log.add(lambda: self._remember(evicted, old))
+        self.log.add(lambda: self._remember(evicted, old))
         return np.concatenate([np.array(taken, np.int32), evicted])
 
     def _remember(self, host_blocks: Int32Array, digests: list[bytes]) -> None:
@@ -226,4 +221,4 @@ class HostTier:
     def _forget(self, host_blocks: Int32Array) -> None:
         for digest in self._digests[host_blocks].tolist():
             del self._blocks[digest]
-        self._digests[host_blocks] = _NO_DIGEST
+        self._digests[host_blocks] = NO_DIGEST

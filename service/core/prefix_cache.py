@@ -1,20 +1,13 @@
 """Which full block holds the keys and values of which prefix."""
 
 from itertools import accumulate, islice
-from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from service.core.block_hash import DIGEST_BYTES, split_digests
 from service.core.chain import Chain, ChainNames
-from service.core.types import NULL_BLOCK, BoolArray, Int32Array, Int64Array
+from service.core.types import NO_BLOCKS, NO_DIGEST, NULL_BLOCK, BoolArray, Int32Array, Int64Array, ObjectArray
 from service.core.undo_log import Undo, UndoLog
-
-ObjectArray = npt.NDArray[np.object_]
-
-_NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
-_NO_DIGEST: Final = b""
 
 
 class PrefixCache:
@@ -35,7 +28,7 @@ class PrefixCache:
         self._has_child: BoolArray = np.zeros(num_blocks, np.bool_)
         self._has_child[NULL_BLOCK] = True
         self._blocks: dict[bytes, int] = {}  # by digest
-        self._digests: ObjectArray = np.full(num_blocks, _NO_DIGEST, np.object_)  # [num_blocks] bytes
+        self._digests: ObjectArray = np.full(num_blocks, NO_DIGEST, np.object_)  # [num_blocks] bytes
         self._tails: ObjectArray = np.full(num_blocks, None, np.object_)  # [num_blocks] the names of what hangs there
         self._next: Int32Array = np.full(num_blocks, NULL_BLOCK, np.int32)  # [num_blocks] of those in or before a tail
         self._is_key: BoolArray = np.zeros(num_blocks, np.bool_)  # [num_blocks] false: without digest and tail
@@ -53,7 +46,7 @@ class PrefixCache:
             if block is None:
                 break
             blocks.append(block)
-        return np.array(blocks, np.int32) if blocks else _NO_BLOCKS
+        return np.array(blocks, np.int32) if blocks else NO_BLOCKS
 
     def add(self, chains: list[Chain]) -> list[tuple[int, int]]:
         """Cache the blocks of chains.
@@ -127,7 +120,7 @@ class PrefixCache:
 
     def _first_digest(self, chain: Chain) -> bytes:
         """The digest of a chain's first block, whose parent has children: they have theirs then, too."""
-        parent_digest = self._digest_of(chain.parent) if chain.parent != NULL_BLOCK else _NO_DIGEST
+        parent_digest = self._digest_of(chain.parent) if chain.parent != NULL_BLOCK else NO_DIGEST
         start = chain.num_before * DIGEST_BYTES
         return chain.names.digests[start : start + DIGEST_BYTES] or next(
             chain.names.after(chain.num_before, parent_digest)
@@ -228,7 +221,7 @@ class PrefixCache:
         """Take their `digests` from those of `blocks` that have one."""
         for digest in filter(None, digests):
             del self._blocks[digest]
-        self._digests[blocks] = _NO_DIGEST
+        self._digests[blocks] = NO_DIGEST
 
     def _remove(self, blocks: Int32Array | Int64Array) -> Undo:
         """Drop blocks. Returns how to take it back."""

@@ -1,7 +1,7 @@
 """What sequences find in the prefix cache, and what they leave there."""
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,9 +11,7 @@ from service.core.block_pool import BlockPool
 from service.core.chain import Chain
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
-from service.core.types import NULL_BLOCK, Int32Array, Int64Array
-
-_NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
+from service.core.types import NO_BLOCKS, NULL_BLOCK, Int32Array, Int64Array
 
 
 class PrefixHit(NamedTuple):
@@ -25,7 +23,7 @@ class PrefixHit(NamedTuple):
     num_needed_blocks: int  # free ones that go to the sequence: revived ones, and new ones for its other known tokens
     num_published_blocks: int  # of `blocks`, cached
     copied_block: int = NULL_BLOCK  # what the first new block is to begin with, if any
-    host_blocks: Int32Array = _NO_BLOCKS  # [num_restored_blocks] follow `blocks`, and are copied to new ones
+    host_blocks: Int32Array = NO_BLOCKS  # [num_restored_blocks] follow `blocks`, and are copied to new ones
 
 
 class Prefixes:
@@ -60,18 +58,18 @@ class Prefixes:
         num_tokens = sequence.num_tokens
         num_blocks = -(-num_tokens // self._block_size)
         if not self._is_on:
-            return PrefixHit(_NO_BLOCKS, 0, 0, num_blocks, 0)
+            return PrefixHit(NO_BLOCKS, 0, 0, num_blocks, 0)
         names = sequence.names
         if len(names.digests) < num_tokens // self._block_size * DIGEST_BYTES:
             names.digests = extend_digests(names.digests, names.root, sequence.token_ids, self._block_size)
         max_blocks = (num_tokens - 1) // self._block_size
-        blocks, host_blocks = self._pool.cache.match(names.digests, max_blocks), _NO_BLOCKS
+        blocks, host_blocks = self._pool.cache.match(names.digests, max_blocks), NO_BLOCKS
         num_hit = len(blocks)
         if self._pool.host is not None and num_hit < max_blocks:
             host_blocks = self._pool.host.find(names.digests, num_hit, max_blocks)
             num_hit += len(host_blocks)
         if not num_hit:
-            return PrefixHit(_NO_BLOCKS, 0, 0, num_blocks, 0)
+            return PrefixHit(NO_BLOCKS, 0, 0, num_blocks, 0)
         num_held = int(np.count_nonzero(self._pool.ref_counts[blocks]))
         return PrefixHit(
             blocks,

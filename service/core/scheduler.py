@@ -12,6 +12,7 @@ from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget
 from service.core.deadlines import Deadlines
 from service.core.ended_rows import EndedRows
+from service.core.host_tier import HostTier
 from service.core.live_sequences import LiveSequences
 from service.core.look_ahead import LookAhead
 from service.core.ordering import create_policy
@@ -52,13 +53,12 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self._batch = BatchState(config.max_num_seqs, config.max_model_len, config.block_size)
-        self._pool = BlockPool(config.num_blocks)
+        self._timer = StepTimer()
+        host = HostTier(config, self._timer.model) if config.num_host_blocks else None
+        self._pool = BlockPool(config.num_blocks, host)
         self._policy = create_policy(config.ordering)
         self._live = LiveSequences(config, self._batch, self._pool, self._policy)
         self._queue, self._prefixes = self._live.queue, self._live.prefixes
-        self._timer = StepTimer()
-        if config.num_host_blocks:
-            self._pool.add_host_tier(config, self._timer.model)
         budget = ChunkBudget(config, self._timer.model)
         self._batching = create_batching(config, self._batch, self._queue, self._prefixes, budget)
         state = (self._batch, self._pool, self._queue)

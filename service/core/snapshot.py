@@ -23,7 +23,7 @@ class SchedulerCounters:
     totals: Totals
     num_waiting: int  # in the queue, never run
     num_preempted: int  # in the queue, have run
-    num_running: int  # rows of the batch
+    num_running: int  # rows of the batch, those included that have ended and leave later
     num_waiting_tokens: int  # known tokens of the queue
     num_free_blocks: int  # blank or evictable
     num_evictable_blocks: int  # cached, and held by nobody

@@ -7,19 +7,13 @@ has, and what it samples is thrown away; memory is set aside for the longest ans
 no cached prefixes, and never preempt.
 """
 
-from typing import Final
-
-import numpy as np
-
 from service.core.batch_state import BatchState
 from service.core.chunks import Chunks
 from service.core.prefixes import PrefixHit
 from service.core.reservation import Reservation
 from service.core.scheduler_config import SchedulerConfig
-from service.core.types import Int32Array
+from service.core.types import NO_BLOCKS
 from service.core.waiting_queue import WaitingQueue
-
-_NO_ROWS: Final[Int32Array] = np.empty(0, np.int32)
 
 
 class StaticBatching:
@@ -57,7 +51,7 @@ class StaticBatching:
             num_blocks_left -= -(-longest // config.block_size)
             if batch.num_rows and num_blocks_left < 0:
                 return
-            hit = PrefixHit(_NO_ROWS, 0, 0, -(-num_tokens // config.block_size), 0)
+            hit = PrefixHit(NO_BLOCKS, 0, 0, -(-num_tokens // config.block_size), 0)
             row = reservation.admit(sequence, hit, [])
             batch.admitted_step[row] = step_id
             chunks.join(row, step_id, num_tokens, 0, is_new=False)

@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +12,14 @@ Int8Array = npt.NDArray[np.int8]
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
+ObjectArray = npt.NDArray[np.object_]
 
 NULL_BLOCK = 0
 """Block 0 belongs to nobody: padding rows and dummy steps write there."""
+
+NO_BLOCKS: Final[Int32Array] = np.empty(0, np.int32)
+NO_DIGEST: Final = b""
+"""Of a block without a name."""
 
 
 class FinishReason(enum.IntEnum):

@@ -11,7 +11,6 @@ from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
 from service.core.step_time import StepTimeModel
 from service.core.types import Int32Array, Request, SamplingParams, StepResult
-from service.core.undo_log import UndoLog
 from service.errors import ConfigError
 from tests.unit.scheduler_steps import ROOMY, commit, make, scheduled
 
@@ -83,7 +82,7 @@ class Names:
 
 
 def test_blocks_in_any_order_go_where_they_make_runs():
-    tier = HostTier(dataclasses.replace(ROOMY, num_host_blocks=8), StepTimeModel(), UndoLog())
+    tier = HostTier(dataclasses.replace(ROOMY, num_host_blocks=8), StepTimeModel())
     tier.begin()
     tier.offload(np.array([9, 4, 8], np.int32), Names({9: b"c", 4: b"b", 8: b"a"}))
     assert pairs(tier.copies[0]) == [[9, 2], [4, 0], [8, 1]]
@@ -92,7 +91,7 @@ def test_blocks_in_any_order_go_where_they_make_runs():
 
 
 def test_what_is_used_goes_to_the_end_a_child_before_its_parent():
-    tier = HostTier(dataclasses.replace(ROOMY, num_host_blocks=8), StepTimeModel(), UndoLog())
+    tier = HostTier(dataclasses.replace(ROOMY, num_host_blocks=8), StepTimeModel())
     tier.begin()
     names = Names({9: b"c", 8: b"b", 7: b"a", 6: b"other"})  # "a" is the first of its chain
     tier.offload(np.array([9, 8, 7, 6], np.int32), names)
@@ -204,7 +203,7 @@ def test_copies_out_go_on_only_while_some_come_back():
 
 
 def test_what_turns_out_to_be_here_is_neither_copied_nor_paid_for():
-    tier = HostTier(dataclasses.replace(ROOMY, num_host_blocks=8, host_block_ns=1600.0), StepTimeModel(), UndoLog())
+    tier = HostTier(dataclasses.replace(ROOMY, num_host_blocks=8, host_block_ns=1600.0), StepTimeModel())
     tier.begin()
     tier.offload(np.array([8, 9], np.int32), Names({8: b"b", 9: b"a"}))
     tier.begin()
