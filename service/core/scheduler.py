@@ -1,6 +1,5 @@
 """The scheduler: a pure state machine that decides what each step computes."""
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -12,6 +11,7 @@ from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget
 from service.core.deadlines import Deadlines
 from service.core.ended_rows import EndedRows
+from service.core.flight import Flight
 from service.core.host_tier import HostTier
 from service.core.live_sequences import LiveSequences
 from service.core.look_ahead import LookAhead
@@ -24,21 +24,13 @@ from service.core.snapshot import SchedulerCounters, SchedulerSnapshot, take_sna
 from service.core.step_time import load_of
 from service.core.step_timer import StepTimer
 from service.core.stop import finish_reasons
-from service.core.types import FinishReason, Int8Array, Int32Array, Int64Array, Request, StepDelta, StepResult
+from service.core.types import FinishReason, Int32Array, Request, StepDelta, StepResult
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
 
 _REST_NS: Final = 1_000_000_000
 # Looking a member up in an enum takes longer than comparing a thousand rows.
 _NONE, _ERROR = np.int8(FinishReason.NONE), np.int8(FinishReason.ERROR)
-
-
-@dataclass(frozen=True, slots=True)
-class _Flight:
-    """A plan between `plan` and `commit` or `abort`."""
-
-    plan: StepPlan
-    reservation: Reservation
 
 
 class Scheduler:
@@ -65,7 +57,7 @@ class Scheduler:
         self._planner = Planner(config, state, self._policy, budget, self._batching)
         self._ended = EndedRows(self._batch)
         self._look_ahead = LookAhead(config, state, self._prefixes, self._planner, self._batching, self._ended)
-        self._flights: list[_Flight] = []  # two at most, the earlier step first
+        self._flights: list[Flight] = []  # two at most, the earlier step first
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
         self._last_plan_ns = 0
         self._num_steps = 0
@@ -153,7 +145,7 @@ class Scheduler:
         reservation = Reservation(self._batch, self._pool, self._queue, self._prefixes)
         plan = self._planner.plan(self._num_steps, reservation)
         self._last_plan_ns = now_ns
-        self._flights.append(_Flight(plan, reservation))
+        self._flights.append(Flight(plan, reservation))
         return plan
 
     def plan_ahead(self, now_ns: int) -> StepPlan | None:
@@ -172,7 +164,7 @@ class Scheduler:
         if found is None:
             return None
         self._last_plan_ns = now_ns
-        self._flights.append(_Flight(*found))
+        self._flights.append(Flight(*found))
         return found[0]
 
     def commit(self, plan: StepPlan, result: StepResult) -> StepDelta:
@@ -203,7 +195,8 @@ class Scheduler:
             reasons[result.failed] = _ERROR
         seq_ids = batch.seq_ids[rows].copy()
         self._live.release_forks_of(seq_ids)
-        delta = self._delta(flight, seq_ids, reasons, result)
+        cached = self._live.count_admissions(flight.reservation.admissions)
+        delta = flight.delta(seq_ids, reasons, result, self._cancelled_in_flight, cached)
         finished_rows = sampled_rows[reasons != _NONE] if np.count_nonzero(reasons) else NO_ROWS
         failed_rows = sampled_rows[result.failed] if len(result.failed) else NO_ROWS
         self._ended.keep(finished_rows, failed_rows)
@@ -250,17 +243,7 @@ class Scheduler:
             self._cancelled_in_flight,
         )
 
-    def _delta(self, flight: _Flight, seq_ids: Int64Array, reasons: Int8Array, result: StepResult) -> StepDelta:
-        """The StepDelta of the sequences that sampled, without the cancelled ones."""
-        token_ids, logprobs = result.token_ids, result.logprobs
-        if self._cancelled_in_flight:
-            wanted = np.flatnonzero(~np.isin(seq_ids, list(self._cancelled_in_flight)))
-            seq_ids, token_ids, reasons = seq_ids[wanted], token_ids[wanted], reasons[wanted]
-            logprobs = {new: logprobs[old] for new, old in enumerate(wanted.tolist()) if old in logprobs}
-        cached = self._live.count_admissions(flight.reservation.admissions)
-        return StepDelta(flight.plan.step_id, seq_ids, token_ids, reasons, logprobs, cached)
-
-    def _settle(self, flight: _Flight, prompt_rows: Int32Array) -> None:
+    def _settle(self, flight: Flight, prompt_rows: Int32Array) -> None:
         """Publish, remove the rows that ended, requeue the preempted ones, and put the rest in order."""
         batch, preempted = self._batch, flight.reservation.preempted
         finished_rows, failed_rows = NO_ROWS, NO_ROWS

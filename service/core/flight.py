@@ -1,0 +1,34 @@
+"""A step between its plan and its commit or abort."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from service.core.plan import StepPlan
+from service.core.reservation import Reservation
+from service.core.types import Int8Array, Int64Array, StepDelta, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A plan and what it has changed."""
+
+    plan: StepPlan
+    reservation: Reservation
+
+    def delta(
+        self,
+        seq_ids: Int64Array,
+        reasons: Int8Array,
+        result: StepResult,
+        cancelled: Collection[int],
+        cached_prompt_tokens: dict[int, int],
+    ) -> StepDelta:
+        """The StepDelta of the sequences that sampled, `seq_ids`, without the `cancelled` ones."""
+        token_ids, logprobs = result.token_ids, result.logprobs
+        if cancelled:
+            wanted = np.flatnonzero(~np.isin(seq_ids, list(cancelled)))
+            seq_ids, token_ids, reasons = seq_ids[wanted], token_ids[wanted], reasons[wanted]
+            logprobs = {new: logprobs[old] for new, old in enumerate(wanted.tolist()) if old in logprobs}
+        return StepDelta(self.plan.step_id, seq_ids, token_ids, reasons, logprobs, cached_prompt_tokens)
