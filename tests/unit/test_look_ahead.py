@@ -105,6 +105,22 @@ def test_an_ended_row_makes_room_for_who_waits_before_another_step_is_planned_ah
     assert (1, 3, True) == scheduled(scheduler, scheduler.plan(0))[-1]
 
 
+def test_a_row_that_ended_two_steps_ago_makes_room_for_who_comes_then() -> None:
+    scheduler = decoding(8)
+    first, ahead = scheduler.plan(0), scheduler.plan_ahead(0)
+    assert first is not None and ahead is not None
+    sampled = np.full(8, 50, np.int32)
+    sampled[0] = STOP
+    scheduler.commit(first, StepResult(sampled))
+    third = scheduler.plan_ahead(0)
+    assert third is not None
+    commit(scheduler, ahead)
+    add(scheduler, 1, 3)
+    assert scheduler.plan_ahead(0) is None
+    commit(scheduler, third)
+    assert (1, 3, True) == scheduled(scheduler, scheduler.plan(0))[-1]
+
+
 def test_a_sequence_that_finds_no_seat_holds_nothing_up_and_one_that_fits_does() -> None:
     full, roomy = decoding(4), decoding(4, max_num_seqs=5, max_num_batched_tokens=30)
     for scheduler in (full, roomy):

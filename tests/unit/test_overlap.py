@@ -328,6 +328,31 @@ def test_a_step_that_cannot_follow_ends_the_overlap_for_a_pause_and_such_pauses_
     run_async(main())
 
 
+def test_a_step_ahead_that_lands_after_another_could_not_follow_does_not_end_the_pause() -> None:
+    """The second step ahead fails at 30 ns, the first lands at 37; steps of 13 ns follow, until one of 131 ns."""
+
+    async def main() -> None:
+        run = Run(settings=EngineSettings(retry_pause_s=1e-7))
+        run.clock.time_ns = 1
+        run.submit(PROMPT, 20)
+        run.device.dispatch_errors = {3: PASSING}
+        assert run.outputs() == {1: toy_output(PROMPT, 20)}
+        assert "".join(run.device.events).startswith("dw" + "da" + "wDw" + "dw" * 7 + "da" + "wa")
+
+    run_async(main())
+
+
+def test_a_step_that_landed_makes_up_for_those_that_failed() -> None:
+    async def main() -> None:
+        run = Run(can_continue=False, settings=EngineSettings(retry_pause_s=0.0, max_step_retries=1))
+        run.submit(PROMPT, 8)
+        run.device.wait_errors = {1: PASSING, 4: PASSING}
+        assert run.outputs() == {1: toy_output(PROMPT, 8)}
+        assert run.watcher.failed_steps == [(1, True), (3, True)]
+
+    run_async(main())
+
+
 def test_a_step_that_followed_makes_up_for_those_that_could_not() -> None:
     async def main() -> None:
         run = Run(settings=EngineSettings(retry_pause_s=0.0, max_step_retries=1))
