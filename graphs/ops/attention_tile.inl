@@ -70,8 +70,10 @@ static void load_scales(const AttentionCall& call, const AttentionUnit& unit, Ti
     std::memcpy(tile->value_scales + g * kKeyGroup, tile->scales[g] + call.value_bytes, kKeyGroup * sizeof(float));
   }
   if (tile->num_groups > 0) return;
-  for (int j = 0; j < tile->count; ++j) {
-    const uint8_t* scale = scale_at(call, place_of(call, unit, tile->start + j));
+  TokenPlace place{};
+  for (int j = 0; j < tile->count; ++j, ++place.offset) {
+    if (j == 0 || place.offset == call.block_size) place = place_of(call, unit, tile->start + j);
+    const uint8_t* scale = scale_at(call, place);
     std::memcpy(tile->key_scales + j, scale, sizeof(float));
     std::memcpy(tile->value_scales + j, scale + call.value_bytes, sizeof(float));
   }
@@ -177,15 +179,37 @@ struct ValueTokens {
 
 // K of the tile as floats: keys[channel * kTileTokens + token]. Tokens behind the last may be anything.
 template <class Kv>
-static void load_keys(const AttentionCall& call, const AttentionUnit& unit, const TileTokens& tile, float* keys) {
+static void load_grouped_keys(const AttentionCall& call, const TileTokens& tile, float* keys) {
   using Element = typename Kv::Element;
-  for (int channel = 0; channel < call.head_dim && tile.num_groups > 0; ++channel) {
+  for (int channel = 0; channel < call.head_dim; ++channel) {
     for (int j = 0; j < tile.num_groups * kKeyGroup; j += kLanes) {
       const Element* group = reinterpret_cast<const Element*>(tile.groups[j / kKeyGroup]);
       store(keys + channel * kTileTokens + j, Kv::load_vec(group + channel * kKeyGroup + j % kKeyGroup));
     }
   }
-  if (tile.num_groups > 0) return;
+}
+
+// Of blocks of kTokens, which divides a tile: a block is converted as it lies, then spread over the channels' rows.
+template <class Kv, int kTokens>
+static void load_small_blocks(const AttentionCall& call, const AttentionUnit& unit, const TileTokens& tile,
+                              float* keys) {
+  using Element = typename Kv::Element;
+  alignas(64) float floats[kMaxHeadDim * kTokens + kLanes];
+  const int num_elements = call.head_dim * kTokens;
+  for (int j = 0; j < tile.count; j += kTokens) {
+    const Element* block = reinterpret_cast<const Element*>(place_of(call, unit, tile.start + j).head);
+    for (int i = 0; i < num_elements; i += kLanes) store(floats + i, load_some<Kv>(block + i, num_elements - i));
+    for (int channel = 0; channel < call.head_dim; ++channel) {
+      std::memcpy(keys + channel * kTileTokens + j, floats + channel * kTokens, kTokens * sizeof(float));
+    }
+  }
+}
+
+// Of blocks of any other size.
+template <class Kv>
+static void load_single_keys(const AttentionCall& call, const AttentionUnit& unit, const TileTokens& tile,
+                             float* keys) {
+  using Element = typename Kv::Element;
   alignas(64) Element row[kMaxHeadDim] = {};
   alignas(64) float floats[kMaxHeadDim];
   for (int j = 0; j < tile.count; ++j) {
@@ -199,19 +223,29 @@ static void load_keys(const AttentionCall& call, const AttentionUnit& unit, cons
   }
 }
 
+template <class Kv>
+static void load_keys(const AttentionCall& call, const AttentionUnit& unit, const TileTokens& tile, float* keys) {
+  switch (call.key_group) {
+    case kKeyGroup: return load_grouped_keys<Kv>(call, tile, keys);
+    case 8: return load_small_blocks<Kv, 8>(call, unit, tile, keys);
+    case 4: return load_small_blocks<Kv, 4>(call, unit, tile, keys);
+    default: return load_single_keys<Kv>(call, unit, tile, keys);
+  }
+}
+
 // V of the tile's tokens as floats: values[token * padded_dim + d]; zeros behind head_dim.
 template <class Kv>
 static void load_values(const AttentionCall& call, const AttentionUnit& unit, const TileTokens& tile, float* values) {
   using Element = typename Kv::Element;
-  for (int j = 0; j < tile.count; ++j) {
-    const uint8_t* keys;
+  TokenPlace place{};
+  for (int j = 0; j < tile.count; ++j, ++place.offset) {
     if (tile.num_groups > 0) {
-      keys = tile.groups[j / kKeyGroup] + j % kKeyGroup * call.token_bytes;
-    } else {
-      const TokenPlace place = place_of(call, unit, tile.start + j);
-      keys = place.head + place.offset * call.token_bytes;
+      place = {tile.groups[j / kKeyGroup], j % kKeyGroup};
+    } else if (j == 0 || place.offset == call.block_size) {
+      place = place_of(call, unit, tile.start + j);
     }
-    const Element* row = reinterpret_cast<const Element*>(keys + call.value_bytes);
+    const uint8_t* bytes = place.head + place.offset * call.token_bytes + call.value_bytes;
+    const Element* row = reinterpret_cast<const Element*>(bytes);
     float* out = values + j * call.padded_dim;
     for (int d = 0; d < call.padded_dim; d += kLanes) {
       const int count = call.head_dim - d;
