@@ -2,10 +2,11 @@
 
 ONNX Runtime maps the file of weights. A step reads all of them, so with the file's 4 KiB pages about a tenth of a
 decode step goes into address translation. What ONNX Runtime repacks needs no such care: it copies that to memory of
-its own.
+its own. The price: each process holds weights of its own, where the file's pages were shared.
 """
 
 import math
+import os
 from pathlib import Path
 from typing import Final
 
@@ -46,10 +47,15 @@ def read_resident_weights(graph: bytes, folder: Path) -> dict[str, Int8Array]:
 
 def _read(info: ExternalDataInfo, folder: Path, out: Int8Array) -> None:
     path = folder / info.location
+    if path.name != info.location:
+        raise ModelFolderError(f"the graph wants weights from {info.location!r}, which is no file of {folder}")
     try:
         with path.open("rb") as file:
             file.seek(info.offset or 0)
             num_read = file.readinto(out.data)
+            # Read twice, for its hash and now, the file's cache counts as in use, and no more as free memory.
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), info.offset or 0, len(out), os.POSIX_FADV_DONTNEED)
     except OSError as error:
         raise ModelFolderError(f"{path}: cannot be read: {error}") from error
     if num_read < len(out):

@@ -34,9 +34,11 @@ def graph_of(stored: dict[str, np.ndarray]) -> bytes:
     return helper.make_model(helper.make_graph([], "g", [], [], tensors)).SerializeToString()
 
 
-def external(name: str, data_type: int, shape: tuple[int, ...], offset: int) -> onnx.TensorProto:
+def external(
+    name: str, data_type: int, shape: tuple[int, ...], offset: int, location: str = "w.bin"
+) -> onnx.TensorProto:
     tensor = TensorProto(name=name, dims=shape, data_type=data_type, data_location=TensorProto.EXTERNAL)
-    for key, value in {"location": "w.bin", "offset": offset}.items():
+    for key, value in {"location": location, "offset": offset}.items():
         tensor.external_data.add(key=key, value=str(value))
     return tensor
 
@@ -58,3 +60,12 @@ def test_a_file_that_is_too_short_or_missing_is_named(tmp_path: Path, stored: di
     path.unlink()
     with pytest.raises(ModelFolderError, match=r"w\.bin: cannot be read: "):
         read_resident_weights(graph_of(stored), tmp_path)
+
+
+def test_a_file_outside_the_folder_is_refused(tmp_path: Path, stored: dict[str, np.ndarray]) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    tensor = external("w", TensorProto.INT8, SHAPES["small"], 7, location="../w.bin")
+    graph = helper.make_model(helper.make_graph([], "g", [], [], [tensor])).SerializeToString()
+    with pytest.raises(ModelFolderError, match=r"'\.\./w\.bin', which is no file of "):
+        read_resident_weights(graph, folder)
