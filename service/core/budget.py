@@ -20,8 +20,8 @@ class ChunkBudget:
     With a target for the time between the tokens of a stream, chunks fill the time that decoding leaves of it, as the
     step-time model says and less its usual error. Prompts always get `prefill_share` of the target, and a token at
     least, so that decoding cannot starve them; what is copied back from host memory for them takes of that time, too.
-    No chunk is more than twice as large as any that was measured lately,
-    or than a block: what a far larger one would take, the model cannot know.
+    Copies out do not: they have a budget of their own. No chunk is more than twice as large as any that was measured
+    lately, or than a block: what a far larger one would take, the model cannot know.
     """
 
     def __init__(self, config: SchedulerConfig, step_time: StepTimeModel) -> None:
