@@ -105,6 +105,11 @@ class HostDevice:
         self.num_pinned -= 1
 
     @property
+    def is_idle(self) -> bool:
+        """Whether all that was enqueued has happened."""
+        return not self._queue
+
+    @property
     def num_buffers(self) -> int:
         """Buffers that nobody has freed, pinned ones included."""
         return len(self._arrays) + self.num_pinned

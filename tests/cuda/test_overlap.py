@@ -98,8 +98,10 @@ def test_each_step_is_waited_for_once_behind_the_next_ones_work(made) -> None:
         ahead = ahead_of(plan, batch, [0, 1])
         steps.append(made.executor.dispatch(ahead, batch))
         land(batch, plan.rows, steps[-2].wait().token_ids)
+        assert not made.device.is_idle, "the step ahead has not been waited for"
         plan = ahead
     steps[-1].wait()
+    assert made.device.is_idle
     begins, ends = ["copy_in", "copy_in_rows"], ["replay", "copy_out", "mark"]
     enqueued = [*begins, "copy_within", *ends]
     assert [*begins, *ends, *[*enqueued, "wait"] * 3, "wait"] == made.device.events
