@@ -158,15 +158,25 @@ def test_a_step_ahead_follows_a_step_that_it_can_go_on_with_or_is_refused(made, 
 
 @pytest.mark.parametrize("broken", ["copy_in", "copy_within", "replay", "copy_out", "mark"])
 def test_a_step_that_cannot_follow_leaves_the_one_before_as_it_is(made, broken: str) -> None:
+    """Whatever it had enqueued. It is dispatched again behind that one's tokens, which may be lost on the device."""
     plan, batch = decode_plan(made, [70, 5])
-    expected = made.executor.dispatch(plan, batch).wait().token_ids.tolist()
+    expected = made.executor.dispatch(plan, batch).wait()
+    other = decode_plan(made, [70, 5])[1]
+    land(other, plan.rows, expected.token_ids)
+    after = made.executor.dispatch(plan, other).wait().token_ids.tolist()
+    plan, batch = decode_plan(made, [70, 5])
+    ahead = ahead_of(plan, batch, [0, 1])
     first = made.executor.dispatch(plan, batch)
     made.device.broken = {broken}
     with pytest.raises(ExecutorError, match=f"{broken} failed: CUDA error 700"):
-        made.executor.dispatch(ahead_of(plan, batch, [0, 1]), batch)
+        made.executor.dispatch(ahead, batch)
     made.device.broken = set()
-    assert expected == first.wait().token_ids.tolist()
-    assert expected == made.executor.dispatch(plan, batch).wait().token_ids.tolist()
+    assert not first.can_continue
+    with pytest.raises(ExecutorError, match="which it does not go on with"):
+        made.executor.dispatch(ahead, batch)
+    assert expected.token_ids.tolist() == first.wait().token_ids.tolist()
+    land(batch, plan.rows, expected.token_ids)
+    assert after == made.executor.dispatch(plan, batch).wait().token_ids.tolist()
 
 
 def test_a_replay_ahead_launches_the_same_as_one_that_waits(made) -> None:

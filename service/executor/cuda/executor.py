@@ -77,7 +77,6 @@ class CudaExecutor:
         ops = CudaOps(parts.library.functions)
         runner_parts = RunnerParts(parts.device, ops, parts.session, parts.kernels, self._graphs, parts.bounds)
         self._in_flight: deque[CudaStepHandle] = deque()
-        self._lane = 0  # of the next step
         self._is_closed = False
         with ExitStack() as undo:
             self._runner = undo.enter_context(
@@ -126,6 +125,8 @@ class CudaExecutor:
         try:
             step = self._enqueue(plan, batch)
         except Exception:
+            for before in self._in_flight:
+                before.can_continue = False  # this step's tokens may have replaced its own on the device
             # Copies that were enqueued may still read pinned memory, which the next step overwrites.
             with suppress(ExecutorError):  # a device that cannot be waited for reads no more; the first error is told
                 self._device.wait()
@@ -148,7 +149,7 @@ class CudaExecutor:
             is_enqueued = self._runner.run_decode(inputs, params, divided.edits, plan.continues)
         else:
             self._runner.run_mixed(inputs, params, divided.edits)
-        lane, self._lane = self._lane, 1 - self._lane
+        lane = 1 - self._in_flight[-1].lane if self._in_flight else 0
         self._sampled.enqueue(divided, params, lane)
         self._device.mark(lane)
         return CudaStepHandle(self, divided, lane, can_continue=is_enqueued and not divided.holds_up_next)
