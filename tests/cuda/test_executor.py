@@ -231,7 +231,7 @@ def test_closing_after_a_fault_closes_everything_and_tells_it(host_executor) -> 
     made = host_executor()
     made.device.wait()
     num_on_device = made.device.num_buffers - made.device.num_pinned
-    made.device.broken = {"free"}
+    made.device.broken = {"free", "wait"}
     with pytest.raises(ExecutorError, match="free failed"):
         made.executor.close()
     assert (0, num_on_device) == (made.device.num_pinned, made.device.num_buffers)

@@ -179,6 +179,17 @@ def test_a_step_that_cannot_follow_leaves_the_one_before_as_it_is(made, broken: 
     assert after == made.executor.dispatch(plan, batch).wait().token_ids.tolist()
 
 
+def test_closing_waits_for_steps_in_flight_before_it_frees_what_they_use(host_executor) -> None:
+    """As when a step's results cannot be published while the next one is on its way."""
+    made = host_executor(host_kv_memory="512KiB")
+    made.executor.warm_up()
+    plan, batch = decode_plan(made, [70, 5])
+    made.executor.dispatch(replace(plan, offload=np.array([[1, 0]], np.int32)), batch)
+    made.executor.dispatch(ahead_of(plan, batch, [0, 1]), batch)
+    made.executor.close()
+    assert (0, True) == (made.device.num_buffers, made.device.is_closed)
+
+
 def test_a_replay_ahead_launches_the_same_as_one_that_waits(made) -> None:
     """Byte for byte, though its inputs were staged elsewhere and one of four rows has left."""
     plan, batch = decode_plan(made, [70, 5, 9, 20])

@@ -155,7 +155,7 @@ class CudaExecutor:
         return CudaStepHandle(self, divided, lane, can_continue=is_enqueued and not divided.holds_up_next)
 
     def close(self) -> None:
-        """Free sessions, buffers and the device, all of them whatever fails. Idempotent.
+        """Wait for what is in flight, then free sessions, buffers and the device, whatever fails. Idempotent.
 
         Raises ExecutorError when something cannot be freed, as after a fault: then nothing on the device can.
         """
@@ -168,6 +168,8 @@ class CudaExecutor:
             owned.callback(self._session.close)
             owned.callback(self._owned.close)
             self._device.make_current()
+            with suppress(ExecutorError):  # then it uses nothing any more
+                self._device.wait()
 
     def _finish(self, step: "CudaStepHandle") -> StepResult:
         assert self._in_flight[0] is step, "steps are waited for in order, each once"
