@@ -16,9 +16,11 @@ const CudaStep* cuda_step() { return g_step; }
 }  // namespace chairlift
 
 // Makes the CUDA ops launch by `step`, which stays the caller's and must outlive their runs; null: none. Returns 0, or
-// 1 when the structure has another size than this library's.
+// 1 when the structure is not this library's.
 CHAIRLIFT_EXPORT int chairlift_cuda_use(const chairlift::CudaStep* step) {
-  if (step != nullptr && step->struct_bytes != sizeof(chairlift::CudaStep)) return 1;
+  const bool is_ours = step == nullptr || (step->struct_bytes == sizeof(chairlift::CudaStep) &&
+                                           step->layout == chairlift::kCudaStepLayout);
+  if (!is_ours) return 1;
   chairlift::g_step = step;
   return 0;
 }

@@ -25,7 +25,8 @@ struct CudaKernel {
 // What the CUDA ops of one model launch in one kind of step. Plain C, filled by the executor; pointers below `launch`
 // are to device memory. While a CUDA graph is captured, everything here must depend on its batch size alone.
 struct CudaStep {
-  uint64_t struct_bytes;  // sizeof(CudaStep): whoever fills it was made for this library
+  uint32_t struct_bytes;  // sizeof(CudaStep), and kCudaStepLayout: whoever fills it was made for this library
+  uint32_t layout;
   CudaLaunch launch;
   CudaKernel rope_kv_write;
   CudaKernel attn_decode;
@@ -58,6 +59,10 @@ struct CudaStep {
   int32_t block_size;                // as well
   int32_t max_top;
 };
+
+// CRC-32 of a line for each field of CudaKernel and then of CudaStep, "name bytes". CudaStep.layout_number() of
+// service/executor/cuda/launch.py makes it of its own fields, so this follows whenever one changes.
+constexpr uint32_t kCudaStepLayout = 0x2e9ffe23;
 
 // The step that ops launch from now on; null when none was given. One thread runs CUDA steps.
 const CudaStep* cuda_step();

@@ -1,8 +1,11 @@
 """The CUDA op against the op's definition, with kernels in numpy: what is launched, on which grid, with which data."""
 
 import ctypes
+import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +22,7 @@ from tests.unit.attention_cases import RAGGED, AttentionCase, make_case
 from tests.unit.op_session import OpSession
 
 SPEC = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=64)
+HEADER = Path(__file__).resolve().parents[2] / "graphs" / "ops" / "cuda_launch.h"
 DECODES = [(1, 1), (1, 63), (1, 64), (0, 0), (1, 65), (1, 129), (3, 130), (1, 513), (1, 700)]
 
 
@@ -184,12 +188,27 @@ def test_without_kernels_or_after_a_failed_launch_the_op_fails(ops) -> None:
     refused(ops, case, "no CUDA kernels were given")
 
 
-def test_a_structure_of_another_size_is_refused(ops) -> None:
+@pytest.mark.parametrize("name", ["struct_bytes", "layout"])
+def test_a_structure_of_another_size_or_layout_is_refused(ops, name: str) -> None:
     kernels = NumpyKernels(SPEC.head_dim, block_size=16)
     step = CudaStep.of(kernels.gate.address, kernels.kernels)
-    step.struct_bytes -= 8
+    setattr(step, name, getattr(step, name) - 8)
     with pytest.raises(ExecutorError, match="built from other sources"):
         ops.use(step)
+
+
+def test_the_layouts_number_is_that_of_the_headers_fields() -> None:
+    """The library compares it with the one that Python's fields make."""
+    sizes = {"uint32_t": 4, "int32_t": 4, "CudaLaunch": 8, "CudaKernel": 16}
+    text = HEADER.read_text()
+    fields = []
+    for struct in ("CudaKernel", "CudaStep"):
+        for line in text.split(f"struct {struct} {{\n")[1].split("\n};")[0].split("\n"):
+            if not line.strip().startswith("//"):
+                kind, name = re.match(r" *(?:const )?(\w+\*?) (\w+);", line).groups()
+                fields.append(f"{name} {8 if kind.endswith('*') else sizes[kind]}")
+    number = zlib.crc32("\n".join(fields).encode())
+    assert f"kCudaStepLayout = {number:#x};" in text
 
 
 def test_the_op_is_registered_for_the_cuda_provider_alone() -> None:

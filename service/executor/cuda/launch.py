@@ -1,6 +1,7 @@
 """Launching kernels: what the op library's CUDA ops launch (graphs/ops/cuda_launch.h), and launches from Python."""
 
 import ctypes
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -62,7 +63,8 @@ class CudaStep(ctypes.Structure):
     """`CudaStep`. Keep it alive, at its address, while ops may launch by it."""
 
     _fields_ = (
-        ("struct_bytes", ctypes.c_uint64),
+        ("struct_bytes", ctypes.c_uint32),
+        ("layout", ctypes.c_uint32),
         ("launch", ctypes.c_void_p),
         ("rope_kv_write", CudaKernelStruct),
         ("attn_decode", CudaKernelStruct),
@@ -97,13 +99,19 @@ class CudaStep(ctypes.Structure):
     @classmethod
     def of(cls, launch: int, kernels: ModelKernels) -> "CudaStep":
         """A step without a plan and buffers: `launch` is the address of a function of cuLaunchKernel's form."""
-        step = cls(struct_bytes=ctypes.sizeof(cls), launch=launch)
+        step = cls(struct_bytes=ctypes.sizeof(cls), layout=cls.layout_number(), launch=launch)
         for name in ("rope_kv_write", "attn_decode", "attn_prefill", "attn_combine", "sample_rows"):
             kernel: LoadedKernel = getattr(kernels, name)
             setattr(step, name, CudaKernelStruct(kernel.function, kernel.block_threads, kernel.shared_bytes))
         for name in ("scalar_type", "kv_type", "head_dim", "block_size"):
             setattr(step, name, getattr(kernels, name))
         return step
+
+    @classmethod
+    def layout_number(cls) -> int:
+        """`kCudaStepLayout`, of the fields here: a size alone does not tell of one that takes the place of padding."""
+        fields = (*CudaKernelStruct._fields_, *cls._fields_)
+        return zlib.crc32("\n".join(f"{field[0]} {ctypes.sizeof(field[1])}" for field in fields).encode())
 
 
 class KernelLaunch:
