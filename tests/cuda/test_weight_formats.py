@@ -141,9 +141,7 @@ def largest_difference(host_executor, folder: Path, kernels: object | None = Non
 @pytest.mark.parametrize("name", ["int8", "int4", "int4 of Q4_1"])
 def test_integer_weights_yield_the_log_probabilities_of_the_cpu(host_executor, folder_of, name: str) -> None:
     """Kernels in numpy; MatMulNBits has float16 rows here, and float32 rows there."""
-    difference = largest_difference(host_executor, folder_of(name))
-    print(name, difference)
-    assert difference < 0.05
+    assert largest_difference(host_executor, folder_of(name)) < 0.05
 
 
 HALF, BF16 = Scalar.HALF, Scalar.BF16
@@ -163,6 +161,4 @@ def test_the_real_kernels_yield_the_log_probabilities_of_the_cpu(
     host_executor, folder_of, name: str, kv_dtype: str, precision: Precision, limit: float
 ) -> None:
     kernels = SimulatedKernels(HEAD_DIM, CONFIG.block_size, precision=precision)
-    difference = largest_difference(host_executor, folder_of(name), kernels, kv_dtype=kv_dtype)
-    print(name, kv_dtype, difference)
-    assert difference < limit
+    assert largest_difference(host_executor, folder_of(name), kernels, kv_dtype=kv_dtype) < limit

@@ -9,7 +9,6 @@ one before is in flight; on the device their inputs follow each other in one pla
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -39,15 +38,6 @@ PARAM_DTYPES: Final[Mapping[str, npt.DTypeLike]] = {
 """Graph inputs too, of SampleRows: one entry per row of logits."""
 EDIT_COLUMNS: Final = ("edit_tokens", "edit_counts", "edit_biases", "edit_logits")
 """Of every edit, all of 4 bytes. The last one is the kernel's to write."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepSize:
-    """The extents of a step's tensors."""
-
-    num_tokens: int
-    num_seqs: int
-    num_logits: int
 
 
 class _Staging:
