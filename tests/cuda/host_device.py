@@ -29,7 +29,6 @@ class HostDevice:
         self.num_allocations = 0
         self.num_hidden_bytes = 0  # taken by others than `allocate`
         self.is_closed = False
-        self.is_running = False  # what was enqueued
         self._queue: deque[Callable[[], None]] = deque()
         self._marks_ahead: list[int] = []  # that have not been reached
         self._capacity_bytes = capacity_bytes
@@ -46,12 +45,8 @@ class HostDevice:
     def drain(self) -> None:
         """Let all that was enqueued happen."""
         assert not self.is_closed
-        self.is_running = True
-        try:
-            while self._queue:
-                self._queue.popleft()()
-        finally:
-            self.is_running = False
+        while self._queue:
+            self._queue.popleft()()
 
     def mark(self, number: int) -> None:
         assert number < NUM_MARKS and number not in self._marks_ahead, "a step's mark was taken before it was reached"
@@ -61,12 +56,8 @@ class HostDevice:
     def wait_for(self, number: int) -> None:
         self.events.append("wait")
         self._fail_if_broken("wait")
-        self.is_running = True
-        try:
-            while number in self._marks_ahead:
-                self._queue.popleft()()
-        finally:
-            self.is_running = False
+        while number in self._marks_ahead:
+            self._queue.popleft()()
 
     def wait(self) -> None:
         self.events.append("wait")

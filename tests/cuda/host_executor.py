@@ -64,7 +64,7 @@ class HostExecutor:
     executor: CudaExecutor
     device: HostDevice
     session: GraphSession
-    kernels: Any  # with `gate`, `kernels`, `errors` and `take_log`
+    kernels: Any  # with `launch_address`, `kernels`, `errors` and `take_log`
 
     @classmethod
     def create(
@@ -77,8 +77,7 @@ class HostExecutor:
     ) -> "HostExecutor":
         manifest = Manifest.load(config.model_dir)
         library = OpLibrary()
-        device = device or HostDevice(kernels.gate.address)
-        kernels.gate.device = device
+        device = device or HostDevice(kernels.launch_address)
         precision = require_cuda_model(config, manifest)
         graph = cuda_graph(config.model_dir / PREFILL_NAME, manifest.model, device.op_domain, precision)
         if precision.scalar is Scalar.BF16:

@@ -14,9 +14,9 @@ from graphs.op_twins_rows import sample_rows
 from service.executor.cuda.attention_plan import DECODE_ROWS, PREFILL_ROWS
 from service.executor.cuda.launch import FLOAT16, LoadedKernel, ModelKernels
 from service.executor.logit_edits import log_softmax, token_logprobs
-from tests.cuda.launch_gate import LaunchGate
+from tests.cuda.launch_type import LAUNCH_TYPE, PTR
 
-PTR, INT, FLT = ctypes.c_void_p, ctypes.c_int32, ctypes.c_float
+INT, FLT = ctypes.c_int32, ctypes.c_float
 SIGNATURES = {
     "rope_kv_write": (PTR, PTR, PTR, PTR, PTR, PTR, PTR, PTR, PTR, INT, INT, INT, FLT, FLT, FLT),
     "attn_decode": (PTR, PTR, PTR, PTR, PTR, PTR, PTR, PTR, INT, INT, INT, INT, FLT, FLT, FLT),
@@ -45,13 +45,14 @@ def at(address: int | None, shape: tuple[int, ...], dtype: type = np.float16) ->
 
 
 class NumpyKernels:
-    """Kernels for one head dimension and block size. launches go through `gate`."""
+    """Kernels for one head dimension and block size. They are launched through `launch_address`."""
 
     def __init__(self, head_dim: int, block_size: int, tile_tokens: int = 64) -> None:
         self.head_dim, self.block_size = head_dim, block_size
         self.log: list[Launch] = []
         self.errors: list[BaseException] = []
-        self.gate = LaunchGate(self._launch, lambda function: SIGNATURES[NAMES[function - 1]])
+        self._callback = LAUNCH_TYPE(self._launch)
+        self.launch_address = ctypes.cast(self._callback, PTR).value
         loaded = [LoadedKernel(1 + place, 128, 1000 + place) for place in range(len(NAMES))]
         self.kernels = ModelKernels(*loaded, FLOAT16, FLOAT16, head_dim, block_size, tile_tokens)
 

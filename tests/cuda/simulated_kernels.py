@@ -8,8 +8,6 @@ from service.executor.cuda.launch import LoadedKernel
 from service.executor.cuda.precision import Precision
 from service.executor.kv_layout import KvDtype
 from tests.cuda.kernel_builds import MACROS
-from tests.cuda.launch_gate import LAUNCH_TYPE, LaunchGate
-from tests.cuda.numpy_kernels import SIGNATURES
 from tests.cudasim.device import Launch, SimDevice
 
 FLOAT16 = Precision(Scalar.HALF, KvDtype.FLOAT16)
@@ -27,9 +25,7 @@ class SimulatedKernels:
         precision: Precision = FLOAT16,
     ) -> None:
         self._device = SimDevice(seed=seed)
-        self._names: dict[int, str] = {}
-        launch = LAUNCH_TYPE(self._device.launch_pointer)
-        self.gate = LaunchGate(launch, lambda function: SIGNATURES[self._names[function]])
+        self.launch_address = self._device.launch_pointer
         config = precision.kernel_config(head_dim, block_size, tile_tokens)
         modules, loaded = {}, {}
         for spec in kernel_specs(config):
@@ -39,7 +35,6 @@ class SimulatedKernels:
             function = modules[spec.source].kernel(spec.name)
             if spec.shared_bytes > DEFAULT_SHARED_BYTES:
                 self._device.set_max_shared_bytes(function, spec.shared_bytes)
-            self._names[function] = spec.name
             loaded[spec.name] = LoadedKernel(function, spec.block_threads, spec.shared_bytes)
         self.kernels = model_kernels(config, loaded)
         self.errors: list[BaseException] = []

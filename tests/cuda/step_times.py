@@ -3,6 +3,7 @@
 Inputs, plan, staging, and the calls themselves; an 8B-shaped model of 32 layers, 32 query heads for 8 KV heads of 128.
 """
 
+import ctypes
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from service.executor.cuda.launch import FLOAT16, LoadedKernel, ModelKernels
 from service.executor.op_library import OpLibrary
 from tests.cuda.host_device import HostDevice
 from tests.cuda.host_executor import HostExecutor
-from tests.cuda.launch_gate import LaunchGate
+from tests.cuda.launch_type import LAUNCH_TYPE, PTR
 from tests.cuda.test_executor import decode_plan
 
 MODEL = ModelInfo("8b", "llama", 128_256, 4096, 32, 32, 8, 128, 8192, None, (), add_bos=False)
@@ -65,8 +66,8 @@ class IdleSession:
 if __name__ == "__main__":
     loaded = [LoadedKernel(1, 128, 0)] * 5
     kernels = ModelKernels(*loaded, scalar_type=FLOAT16, kv_type=FLOAT16, head_dim=128, block_size=16, tile_tokens=64)
-    gate = LaunchGate(lambda *arguments: 0, lambda function: ())
-    device = IdleDevice(gate.address)
+    launch = LAUNCH_TYPE(lambda *arguments: 0)
+    device = IdleDevice(ctypes.cast(launch, PTR).value)
     config = ExecutorConfig(Path(), device="cuda", max_num_seqs=256, max_num_batched_tokens=8192, kv_memory="0.9")
     parts = CudaParts(device, IdleSession(), kernels, OpLibrary(), lambda: None)
     executor = CudaExecutor(config, Manifest(MODEL, "float16", {}), parts)

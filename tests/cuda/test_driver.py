@@ -16,10 +16,11 @@ import pytest
 from service.errors import ConfigError, ExecutorError
 from service.executor.cuda.driver import CudaDriver
 from service.executor.cuda.kernels_driver import DriverModules
-from service.executor.cuda.launch import CudaOps, KernelLaunch, LoadedKernel
+from service.executor.cuda.launch import CudaOps, LoadedKernel
 from service.executor.cuda.memory import DeviceBuffer, PinnedBuffer
 from service.executor.op_library import OpLibrary
 from tests.cuda.kernel_builds import missing_nvrtc
+from tests.cuda.launch_type import LAUNCH_TYPE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,7 +90,7 @@ def check_everything() -> None:
         check_copies(device)
         kernel = LoadedKernel(5, 128, 1024)
         assert 8 == device.blocks_per_sm(kernel), "1,024 bytes over 128 threads: what the stub answers"
-        KernelLaunch(device.launch_address, kernel, device.stream, [ctypes.c_int32(1)])(77)
+        assert 0 == LAUNCH_TYPE(device.launch_address)(5, 77, 1, 1, 128, 1, 1, 1024, device.stream, None, None)
         assert 77 == stub.stub_last_grid()
         with pytest.raises(ConfigError, match="2,097,152 bytes of GPU memory are not free"):
             device.allocate(2 << 20)

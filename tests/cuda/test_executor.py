@@ -202,7 +202,7 @@ def test_a_device_with_too_little_memory_is_refused(tiny_float16) -> None:
     kernels = NumpyKernels(HEAD_DIM, 16)
     config = replace(CONFIG, model_dir=tiny_float16, kv_memory="1MiB")
     with pytest.raises(ConfigError, match=r"kv_memory: '1MiB' is more than the|are not free"):
-        HostExecutor.create(config, kernels, HostDevice(kernels.gate.address, capacity_bytes=1 << 20))
+        HostExecutor.create(config, kernels, HostDevice(kernels.launch_address, capacity_bytes=1 << 20))
 
 
 def test_no_buffer_is_left_whichever_allocation_fails(tiny_float16, host_executor) -> None:
@@ -211,7 +211,7 @@ def test_no_buffer_is_left_whichever_allocation_fails(tiny_float16, host_executo
     num_allocations = host_executor().device.num_allocations
     assert 2 * 9 + 3 + 3 + 2 * 2 == num_allocations
     for place in range(num_allocations):
-        device = HostDevice(kernels.gate.address)
+        device = HostDevice(kernels.launch_address)
         device.refused_allocation = place
         with pytest.raises(ConfigError, match="bytes of memory are not free"):
             HostExecutor.create(replace(CONFIG, model_dir=tiny_float16), kernels, device)

@@ -182,7 +182,7 @@ def test_a_copy_that_fails_is_a_failed_step_and_leaves_nothing_in_flight(host_ex
 @pytest.mark.parametrize("fault", ["copy", "allocation"])
 def test_an_executor_without_its_host_memory_leaves_no_buffer(tiny_float16, host_executor, fault: str) -> None:
     kernels = NumpyKernels(HEAD_DIM, 16)
-    device = HostDevice(kernels.gate.address)
+    device = HostDevice(kernels.launch_address)
     if fault == "allocation":  # the last one is the host's
         device.refused_allocation = host_executor().device.num_allocations
     else:

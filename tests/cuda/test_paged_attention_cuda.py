@@ -53,7 +53,7 @@ class CudaCase:
         self.plan = np.zeros(layout.size, np.int32)
         planner = AttentionPlanner(self.limits, layout, self.plan)
         self.counts = planner.fill(case.batch.cu_seqlens, case.batch.context_lens)
-        self.step = CudaStep.of(kernels.gate.address, kernels.kernels)
+        self.step = CudaStep.of(kernels.launch_address, kernels.kernels)
         for name, section in planner.sections._asdict().items():
             setattr(self.step, name, section.ctypes.data)
         self.step.num_ranges = self.limits.num_ranges if self.counts.num_decode_items else 0
@@ -191,7 +191,7 @@ def test_without_kernels_or_after_a_failed_launch_the_op_fails(ops) -> None:
 @pytest.mark.parametrize("name", ["struct_bytes", "layout"])
 def test_a_structure_of_another_size_or_layout_is_refused(ops, name: str) -> None:
     kernels = NumpyKernels(SPEC.head_dim, block_size=16)
-    step = CudaStep.of(kernels.gate.address, kernels.kernels)
+    step = CudaStep.of(kernels.launch_address, kernels.kernels)
     setattr(step, name, getattr(step, name) - 8)
     with pytest.raises(ExecutorError, match="built from other sources"):
         ops.use(step)

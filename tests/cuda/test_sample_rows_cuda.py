@@ -51,7 +51,7 @@ class SampleCase:
             "top_tokens": np.full((num_rows, MAX_TOP), -7, np.int32),
             "top_logprobs": np.full((num_rows, MAX_TOP), np.nan, np.float32),
         }
-        self.step = CudaStep.of(self.kernels.gate.address, self.kernels.kernels)
+        self.step = CudaStep.of(self.kernels.launch_address, self.kernels.kernels)
         self.step.max_top = MAX_TOP
         for name, array in self.buffers.items():
             setattr(self.step, name, array.ctypes.data)

@@ -39,7 +39,6 @@ def kernels() -> Iterator[SimulatedKernels]:
 @pytest.mark.parametrize("changes", [{}, {"sliding_window": 70, "softcap": 3.0}], ids=["plain", "window and soft cap"])
 def test_the_op_computes_what_it_is_defined_to(kernels, lengths, changes: dict) -> None:
     spec = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=HEAD_DIM, **changes)
-    kernels.gate.device = None
     case = CudaCase(make_case(spec, lengths, np.float16, has_norms=True), kernels)
     expected, cache = case.expected()
     ops = CudaOps(ctypes.CDLL(str(library_path())))

@@ -38,7 +38,6 @@ def test_draws_of_the_op_follow_the_masses(kernels) -> None:
     masses = np.array([0.4, 0.3, 0.2, 0.1])
     num_draws = 300
     case = SampleCase(num_draws, 4, kernels)
-    kernels.gate.device = None
     case.inputs[0][:] = np.log(masses)
     for place, value in enumerate((1.0, 0, 1.0, 0.0, 11)):
         case.inputs[1 + place][:] = value

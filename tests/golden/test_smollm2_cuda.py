@@ -97,7 +97,7 @@ def test_greedy_tokens_equal_the_float32_reference(
     requests = [Request(case, np.array(CASES[case]["prompt_token_ids"], np.int32), greedy) for case in SHORT]
     precision = require_cuda_model(config, Manifest.load(config.model_dir))
     with closing(SimulatedKernels(HEAD_DIM, config.block_size, precision=precision)) as kernels:
-        device = HostDevice(kernels.gate.address, capacity_bytes=64 << 20)
+        device = HostDevice(kernels.launch_address, capacity_bytes=64 << 20)
         with closing(HostExecutor.create(config, kernels, device).executor) as executor:
             found = run_requests(executor, requests).tokens
     num_compared = 0

@@ -1,23 +1,11 @@
-"""Launching kernels: what the op library's CUDA ops launch (graphs/ops/cuda_launch.h), and launches from Python."""
+"""What the op library's CUDA ops launch, as graphs/ops/cuda_launch.h has it."""
 
 import ctypes
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from service.errors import ConfigError, ExecutorError
-
-Argument = ctypes.c_void_p | ctypes.c_int32 | ctypes.c_float
-
-_LAUNCH = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    ctypes.c_void_p,
-    *[ctypes.c_uint] * 7,
-    ctypes.c_void_p,
-    ctypes.POINTER(ctypes.c_void_p),
-    ctypes.POINTER(ctypes.c_void_p),
-)
 
 FLOAT16: Final = 10  # ONNX element types of a model's activations and KV buffer
 BFLOAT16: Final = 16
@@ -112,26 +100,6 @@ class CudaStep(ctypes.Structure):
         """`kCudaStepLayout`, of the fields here: a size alone does not tell of one that takes the place of padding."""
         fields = (*CudaKernelStruct._fields_, *cls._fields_)
         return zlib.crc32("\n".join(f"{field[0]} {ctypes.sizeof(field[1])}" for field in fields).encode())
-
-
-class KernelLaunch:
-    """One kernel with arguments that stay the same; only the grid differs from launch to launch."""
-
-    def __init__(self, launch_address: int, kernel: LoadedKernel, stream: int, arguments: Sequence[Argument]) -> None:
-        """`arguments` are values of the kernel's own types, in its order."""
-        self._launch = _LAUNCH(launch_address)
-        self._kernel = kernel
-        self._stream = stream
-        self._values = tuple(arguments)  # kept alive: the driver reads them through their addresses
-        self._addresses = (ctypes.c_void_p * len(self._values))(*map(ctypes.addressof, self._values))
-
-    def __call__(self, grid_x: int) -> None:
-        """Enqueue it on `grid_x` blocks. Raises ExecutorError."""
-        kernel = self._kernel
-        block = (kernel.block_threads, 1, 1, kernel.shared_bytes)
-        code = self._launch(kernel.function, grid_x, 1, 1, *block, self._stream, self._addresses, None)
-        if code != 0:
-            raise ExecutorError(f"a kernel cannot be launched: CUDA error {code}")
 
 
 class CudaOps:

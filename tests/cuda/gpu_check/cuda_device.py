@@ -19,7 +19,7 @@ from service.executor.cuda.launch import CudaOps, LoadedKernel
 from service.executor.op_library import OpLibrary
 from tests.cuda.gpu_check.resources import KernelResources
 from tests.cuda.gpu_check.versions import versions
-from tests.cuda.launch_gate import LAUNCH_TYPE
+from tests.cuda.launch_type import LAUNCH_TYPE
 
 Enqueue = Callable[[int], None]
 ATTRIBUTE = driver.CUdevice_attribute
