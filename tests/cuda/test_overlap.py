@@ -12,6 +12,7 @@ from service.errors import ExecutorError
 from tests.cuda.host_executor import HostExecutor
 from tests.cuda.numpy_kernels import fixed_arguments
 from tests.cuda.test_executor import EDITED, GREEDY, SAMPLED, decode_plan, requests
+from tests.cuda.test_sampling_in_graph import NOTHING_FITS
 from tests.stepping import run_requests
 
 LENGTHS = (5, 17, 70, 9)
@@ -72,8 +73,16 @@ def test_a_stop_token_ends_a_sequence_whose_next_step_is_in_flight(made) -> None
         assert tokens[: tokens.index(stops[seq_id]) + 1] == found.tokens[seq_id]
 
 
-def test_penalties_are_waited_for(made) -> None:
-    asked = requests(replace(EDITED, max_tokens=8), LENGTHS)
+@pytest.mark.parametrize(
+    ("sampling", "bounds"),
+    [(EDITED, None), (BIASED, NOTHING_FITS), (replace(SAMPLED, num_logprobs=2), NOTHING_FITS)],
+    ids=["penalties", "logits that the host edits", "logprobs from the host"],
+)
+def test_steps_that_hold_up_the_next_are_waited_for(host_executor, sampling: SamplingParams, bounds) -> None:
+    """The host is to see tokens of theirs first, or samples some of them itself."""
+    made = host_executor(deterministic="on", bounds=bounds)
+    made.executor.warm_up()
+    asked = requests(replace(sampling, max_tokens=8), LENGTHS)
     expected, found = (run_requests(made.executor, asked, looks_ahead=looks) for looks in (False, True))
     assert found.num_ahead == 0
     assert expected.tokens == found.tokens

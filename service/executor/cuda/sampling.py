@@ -29,7 +29,8 @@ class SampledRows:
     """Owns the pinned memory that results come back to. Engine thread.
 
     `enqueue` follows the forward pass; `finish` is called when the device is done. Two steps can be in flight, in
-    lanes 0 and 1, of which the later one does not have rows that the host samples.
+    lanes 0 and 1. Of these the earlier one has no rows that the host samples: nothing follows such a step before it is
+    waited for (`DividedJob.holds_up_next`), so logits need one place.
     """
 
     def __init__(self, device: Device, outputs: SampleOutputs, max_rows: int, host: "HostSampler") -> None:
