@@ -27,7 +27,7 @@ from service.executor.bound_session import session_options
 from service.executor.config import ExecutorConfig
 from service.executor.cuda.capture import BucketGraphs, checked_buckets
 from service.executor.cuda.device import Device
-from service.executor.cuda.host_kv import create_host_kv
+from service.executor.cuda.host_kv import HostKv, create_host_kv
 from service.executor.cuda.launch import CudaOps, ModelKernels
 from service.executor.cuda.memory import DeviceKv
 from service.executor.cuda.null_steps import null_chunks, null_decode_step
@@ -95,12 +95,7 @@ class CudaExecutor:
             self._kv = undo.enter_context(closing(DeviceKv(parts.device, self.layout)))
             self._runner.bind_kv(self._kv)
             self.limits = replace(limits, num_blocks=self.layout.num_blocks)
-            self._host_kv = create_host_kv(parts.device, self._kv, config.host_kv_memory)
-            if self._host_kv is not None:
-                undo.enter_context(closing(self._host_kv))
-                block_ns = self._host_kv.measure_block_ns()
-                self.limits = replace(self.limits, num_host_blocks=self._host_kv.num_blocks, host_block_ns=block_ns)
-                log.info("cuda.host_kv", num_blocks=self._host_kv.num_blocks, block_us=round(block_ns / 1e3, 1))
+            self._host_kv = self._create_host_kv(config.host_kv_memory, undo)
             self._owned = undo.pop_all()
         self._inputs = StepInputBuffers(self.limits)
         log.info(
@@ -178,6 +173,17 @@ class CudaExecutor:
             return self._sampled.finish(step.divided, step.lane)
         finally:
             self._in_flight.popleft()
+
+    def _create_host_kv(self, memory: str, undo: ExitStack) -> HostKv | None:
+        """Host memory below the KV buffer, if any is wanted, which `undo` closes; `limits` tell of it."""
+        host_kv = create_host_kv(self._device, self._kv, memory)
+        if host_kv is None:
+            return None
+        undo.enter_context(closing(host_kv))
+        block_ns = host_kv.measure_block_ns()
+        self.limits = replace(self.limits, num_host_blocks=host_kv.num_blocks, host_block_ns=block_ns)
+        log.info("cuda.host_kv", num_blocks=host_kv.num_blocks, block_us=round(block_ns / 1e3, 1))
+        return host_kv
 
     def _measure(self, limits: ExecutorLimits, probe: KvLayout) -> int:
         """Bytes to keep free for what the engine thread will still take; leaves the arena as large as steps need it.
