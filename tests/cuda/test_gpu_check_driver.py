@@ -61,10 +61,11 @@ def test_a_copy_is_timed_by_events_and_an_unread_word_is_seen(steps):
 
 
 def test_outputs_that_were_not_written_are_not_timed(steps):
-    rows = steps["prefill-times"]["rows"]
-    assert 5 == len(rows)
-    assert {"not timed: NaN or infinity in the output", "not enough memory"} >= {row["not timed"] for row in rows}
-    assert steps["prefill-times"]["reason"].endswith("outputs are not finite")
+    """The last case's keys and values take 4 KiB for each of 64 * 2048 + 1024 tokens, which is more than there is."""
+    reasons = [row["not timed"] for row in steps["prefill-times"]["rows"]]
+    assert [*["not timed: NaN or infinity in the output"] * 4, "not enough memory"] == reasons
+    expected = "4 outputs are not finite; none of 5 cases was timed: not enough memory"
+    assert ("failed", expected) == (steps["prefill-times"]["status"], steps["prefill-times"]["reason"])
 
 
 def test_tools_that_are_missing_are_named(steps):

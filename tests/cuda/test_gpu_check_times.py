@@ -1,26 +1,38 @@
 """What the GPU check times: launches that compute attention, counted bytes and operations, judgements by hand."""
 
+from contextlib import closing
+
 import ml_dtypes
 import numpy as np
 import pytest
 
+from service.errors import ConfigError
 from service.executor.api import ExecutorLimits
 from service.executor.simulated import SimulatedExecutor
 from tests.cuda.attention_problem import Arrays, Problem, expected_attention
 from tests.cuda.attention_runs import LIMIT
 from tests.cuda.gpu_check.attention_cases import HEADS, Heads, TimedCase, decode_case, decode_cases, prefill_cases
 from tests.cuda.gpu_check.attention_step import BLOCK_SIZE, AttentionStep
-from tests.cuda.gpu_check.attention_times import JUDGED, judge, num_pools
+from tests.cuda.gpu_check.attention_times import (
+    JUDGED,
+    NOT_FINITE,
+    conclude,
+    decode_times,
+    judge,
+    num_pools,
+    prefill_times,
+)
 from tests.cuda.gpu_check.ceilings import read_rate
 from tests.cuda.gpu_check.comparison import compare
 from tests.cuda.gpu_check.decode_steps import StepTimes, time_steps
-from tests.cuda.gpu_check.device import open_device
+from tests.cuda.gpu_check.device import NotRunError, StepFailedError, open_device
 from tests.cuda.gpu_check.model_times import host_share
 from tests.cuda.gpu_check.model_times import judge as judge_model
 from tests.cuda.gpu_check.model_tokens import Comparison
 from tests.cuda.gpu_check.model_tokens import compare as compare_tokens
 from tests.cuda.gpu_check.report import Result
 from tests.cuda.gpu_check.shaped_model import shaped_spec
+from tests.cuda.gpu_check.sim_device import SimCheckDevice
 from tests.cuda.gpu_check.timing import Timing, time_graph
 from tests.cudasim.build import missing_tool
 from tests.stepping import Outcome
@@ -100,6 +112,56 @@ def test_pools_outgrow_the_cache_four_times_and_fit_the_memory():
     assert 1 == num_pools(1 << 34, 512 * mib, 50 * mib, 1 << 37)
     assert 3 == num_pools(100 * mib, 512 * mib, 50 * mib, 400 * mib)  # 0.8 of 400 MiB
     assert 0 == num_pools(1 << 34, 512 * mib, 50 * mib, 1 << 34)
+
+
+class RefusingDevice(SimCheckDevice):
+    """Its kernels do not compile, or once they are loaded it has no memory left."""
+
+    does_compile, is_full = True, False
+
+    def kernels(self, config):
+        if not self.does_compile:
+            raise ConfigError("attention.cu does not compile for sm_90:\nerror")
+        self.is_full = True
+        return super().kernels(config)
+
+    def allocate(self, num_bytes):
+        if self.is_full:
+            raise ConfigError(f"{num_bytes} bytes of GPU memory are not free")
+        return super().allocate(num_bytes)
+
+
+@needs_simulator
+@pytest.mark.parametrize("step", [decode_times, prefill_times])
+def test_what_no_memory_is_left_for_is_not_timed_and_nothing_timed_is_a_failure(tmp_path, step):
+    device, rows = RefusingDevice(tmp_path), []
+    with closing(device), pytest.raises(StepFailedError, match=r"none of 1 cases was timed: \d+ bytes of GPU memory"):
+        rows.extend(step(device))
+    ((case, reason),) = (row.values() for row in rows)
+    assert reason.endswith("bytes of GPU memory are not free"), case
+
+
+@needs_simulator
+@pytest.mark.parametrize("step", [decode_times, prefill_times])
+def test_kernels_that_do_not_compile_fail_a_timing(tmp_path, step):
+    device = RefusingDevice(tmp_path)
+    device.does_compile = False
+    with closing(device), pytest.raises(ConfigError, match=r"attention\.cu does not compile"):
+        list(step(device))
+
+
+def test_a_timing_without_the_judged_case_has_not_judged():
+    other, rates = {"case": "decode 1 x 512", "us": 1.0, "GB/s": 1.0}, (4.5e12, 4.8e12)
+    conclude([other])
+    conclude([other, {"case": JUDGED, "us": 1.0, "GB/s": 3840.0}], rates)
+    with pytest.raises(NotRunError, match=f"{JUDGED}, which is judged, was not timed: not enough memory"):
+        conclude([other, {"case": JUDGED, "not timed": "not enough memory"}], rates)
+    with pytest.raises(StepFailedError, match="1 outputs are not finite"):
+        conclude([other, {"case": JUDGED, "not timed": NOT_FINITE}], rates)
+    with pytest.raises(StepFailedError, match="none of 1 cases was timed: not enough memory"):
+        conclude([{"case": JUDGED, "not timed": "not enough memory"}], rates)
+    with pytest.raises(StepFailedError, match=f"{JUDGED} reaches 79.2% of the memory's data sheet"):
+        conclude([other, {"case": JUDGED, "us": 1.0, "GB/s": 3800.0}], (4.0e12, 4.8e12))
 
 
 def test_the_judged_case_needs_both_shares():

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 
+from service.errors import ConfigError
 from service.executor.cuda.attention_plan import AttentionPlanner, PlanCounts, PlanLayout, PlanLimits
 from service.executor.cuda.kernels import Scalar
 from service.executor.cuda.launch import LoadedKernel
@@ -20,6 +21,7 @@ class AttentionStep:
     """Called with 0, 1, ... it enqueues the launches over the next pool. Its owner closes it."""
 
     def __init__(self, device: CheckDevice, case: TimedCase, num_pools: int) -> None:
+        """Raises MemoryError where the device has not so much memory."""
         self._device, self._case = device, case
         self._addresses: list[int] = []
         heads = case.heads
@@ -115,7 +117,15 @@ class AttentionStep:
         self._device.launch(kernel.function, grid, block, kernel.shared_bytes, arguments)
 
     def _upload(self, array: np.ndarray) -> int:
-        self._addresses.append(self._device.upload(np.ascontiguousarray(array)))
+        address = self._allocate(array.nbytes)
+        self._device.copy_in(address, np.ascontiguousarray(array))
+        return address
+
+    def _allocate(self, num_bytes: int) -> int:
+        try:
+            self._addresses.append(self._device.allocate(num_bytes))
+        except ConfigError as error:  # as kernels that do not compile raise too, which is another matter
+            raise MemoryError(str(error)) from error
         return self._addresses[-1]
 
     def _random_kv(self, num_bytes: int, rng: np.random.Generator) -> int:
@@ -125,8 +135,7 @@ class AttentionStep:
             chunk = (rng.integers(0, 0x40, count, np.uint8) | rng.integers(0, 2, count, np.uint8) << 7).view(np.uint8)
         else:
             chunk = bf16(rng.standard_normal(count // 2, np.float32))
-        address = self._device.allocate(num_bytes)
-        self._addresses.append(address)
+        address = self._allocate(num_bytes)
         self._device.copy_in(address, chunk)
         filled = chunk.nbytes
         while filled < num_bytes:
