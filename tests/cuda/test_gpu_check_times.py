@@ -197,28 +197,48 @@ def test_a_timing_is_of_one_call_and_tells_how_far_series_lie_apart():
     assert 3 * [0, 1, 2, 3] == device.calls
 
 
-def test_others_times_are_compared_case_by_case():
-    def step(name, *rows):
-        return Result(5, name, "passed", "", [*rows])
+def step(name, *rows):
+    return Result(5, name, "passed", "", [*rows])
 
+
+def test_others_times_are_compared_case_by_case():
     ours = step("decode-times", {"case": "decode a", "us": 100.0}, {"case": "decode b", "not timed": "no memory"})
-    prefill = step("prefill-times", {"case": "prefill c", "us": 50.0})
     peers = [
         {"case": "decode a", "peer": "flashinfer", "us": 120.0},
         {"case": "decode a", "peer": "sdpa", "not timed": "its answer is wrong"},
         {"case": "decode b", "peer": "flashinfer", "us": 1.0},
-        {"case": "prefill c", "peer": "sdpa", "us": 30.0},
     ]
-    result = compare([ours, prefill, step("flashinfer", *peers)], "cuda")
-    assert [
-        {"case": "decode a", "us": 100.0, "flashinfer": 1.2},
-        {"case": "prefill c", "us": 50.0, "sdpa": 0.6},
-    ] == result.rows
+    result = compare([ours, step("flashinfer", *peers)], "sim")
+    assert [{"case": "decode a", "us": 100.0, "flashinfer": 1.2}] == result.rows
     assert ("passed", "") == (result.status, result.reason)
-    peers[3]["us"] = 29.0
-    slow = compare([ours, prefill, step("flashinfer", *peers)], "cuda")
-    assert ("failed", "below 60% of SDPA: prefill c") == (slow.status, slow.reason)
     assert "not run" == compare([ours], "cuda").status
+
+
+SHAPES = ("prefill 1 x 2048", "prefill 1 x 8192", "prefill 8 x 1024", "chunk of 512 at 8192")
+SDPA_CASES = [f"{shape}, 32/8 D128" for shape in SHAPES]
+
+
+@pytest.mark.parametrize(
+    ("num_ours", "num_theirs", "their_us", "expected"),
+    [
+        (4, 4, 30.0, ("passed", "")),
+        (4, 4, 29.0, ("failed", f"below 60% of SDPA: {SDPA_CASES[0]}")),
+        (4, 3, 30.0, ("not run", f"SDPA was not timed for {SDPA_CASES[3]}")),
+        (3, 4, 30.0, ("not run", f"prefill-times has not timed {SDPA_CASES[3]}")),
+        (4, 0, 0.0, ("not run", f"SDPA was not timed for {', '.join(SDPA_CASES)}")),
+        (4, 1, 29.0, ("failed", f"below 60% of SDPA: {SDPA_CASES[0]}")),
+    ],
+    ids=["fast enough", "too slow", "SDPA lacks one", "we lack one", "SDPA has none", "too slow, others missing"],
+)
+def test_prefill_is_judged_by_every_case_that_sdpa_can_run(num_ours, num_theirs, their_us, expected):
+    ours = step("prefill-times", *({"case": name, "us": 50.0} for name in SDPA_CASES[:num_ours]))
+    theirs = [{"case": name, "peer": "sdpa", "us": 60.0} for name in SDPA_CASES[:num_theirs]]
+    if theirs:
+        theirs[0]["us"] = their_us
+    others = step("triton", {"case": SDPA_CASES[0], "peer": "triton", "us": 9.0})
+    found = compare([ours, step("sdpa", *theirs), others], "cuda")
+    assert expected == (found.status, found.reason)
+    assert "passed" == compare([ours, step("sdpa", *theirs), others], "sim").status
 
 
 def spec(hidden, layers):

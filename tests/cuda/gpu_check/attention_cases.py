@@ -41,6 +41,11 @@ class TimedCase:
         return max(self.q_lens) == 1
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether sequences differ in length, which SDPA does not compute."""
+        return len(set(self.contexts)) > 1 or len(set(self.q_lens)) > 1
+
+    @property
     def num_tokens(self) -> int:
         return sum(self.q_lens)
 

@@ -1,10 +1,12 @@
 """Our times beside those of other libraries, out of the rows of all steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from tests.cuda.gpu_check.attention_cases import prefill_cases
 from tests.cuda.gpu_check.report import FAILED, NOT_RUN, PASSED, Result, Row
 
 SDPA_SHARE = 0.6  # of SDPA's speed that prefill must reach
+JUDGED = tuple(case.name for case in prefill_cases() if not case.is_ragged)
 OURS = ("decode-times", "prefill-times")
 
 
@@ -26,11 +28,18 @@ def compare(results: Sequence[Result], device: str) -> Result:
     ]
     if not rows:
         return Result(6, "comparison", NOT_RUN, "no case was timed by us and by another", [])
-    slow = [
-        str(row["case"])
-        for row in rows
-        if str(row["case"]).startswith("prefill") and float(row.get("sdpa", SDPA_SHARE)) < SDPA_SHARE
-    ]
-    if slow and device == "cuda":
-        return Result(6, "comparison", FAILED, f"below {SDPA_SHARE:.0%} of SDPA: {', '.join(slow)}", rows)
-    return Result(6, "comparison", PASSED, "", rows)
+    status, reason = judge(rows, ours) if device == "cuda" else (PASSED, "")
+    return Result(6, "comparison", status, reason, rows)
+
+
+def judge(rows: Sequence[Row], ours: Mapping[object, object]) -> tuple[str, str]:
+    """Status and reason, by the cases of JUDGED; those that lack one of the two times are not judged."""
+    shares = {row["case"]: float(row["sdpa"]) for row in rows if "sdpa" in row}
+    if slow := [name for name in JUDGED if shares.get(name, SDPA_SHARE) < SDPA_SHARE]:
+        return FAILED, f"below {SDPA_SHARE:.0%} of SDPA: {', '.join(slow)}"
+    missing = {
+        "prefill-times has not timed": [name for name in JUDGED if name not in ours],
+        "SDPA was not timed for": [name for name in JUDGED if name in ours and name not in shares],
+    }
+    reasons = [f"{what} {', '.join(names)}" for what, names in missing.items() if names]
+    return (NOT_RUN, "; ".join(reasons)) if reasons else (PASSED, "")

@@ -40,8 +40,8 @@ def _rows(clock: TorchClock) -> Iterator[Row]:
     backends = {"sdpa": SDPBackend.FLASH_ATTENTION, "sdpa cuDNN": SDPBackend.CUDNN_ATTENTION}
     cases = chosen_cases(peer_prefill_cases(), clock.is_gpu) + chosen_cases(peer_decode_cases(), clock.is_gpu)
     for case in cases:
-        if len(set(case.contexts)) > 1 or len(set(case.q_lens)) > 1:
-            continue  # not ragged
+        if case.is_ragged:
+            continue
         made = TorchCase(clock, case)
         dense = DenseCase(clock, made)
         for peer, backend in backends.items() if clock.is_gpu else [("sdpa", SDPBackend.MATH)]:
