@@ -15,7 +15,7 @@ from tests.cuda.gpu_check.compilation import compilation
 from tests.cuda.gpu_check.device import NotRunError, StepFailedError
 from tests.cuda.gpu_check.report import Result, write_report
 from tests.cuda.gpu_check.resources import KernelResources
-from tests.cuda.gpu_check.runner import run_command, run_steps
+from tests.cuda.gpu_check.runner import ROOT, run_command, run_in_group, run_steps
 from tests.cuda.gpu_check.steps import PART_LIMIT_S, STEPS, Step
 from tests.cudasim.build import missing_tool
 
@@ -110,10 +110,23 @@ print(subprocess.Popen([sys.executable, "-c", "while True: pass"]).pid)
 """
 
 
-def test_the_processes_that_a_command_started_end_with_it(tmp_path):
+# Ends while a command of its own runs, which has said its number through a pipe.
+LEAVES_A_COMMAND = """
+import os, sys, threading
+from tests.cuda.gpu_check.runner import run_command
+said, saying = (os.fdopen(end, mode) for end, mode in zip(os.pipe(), "rw"))
+nested = [sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()"]
+threading.Thread(target=run_command, args=(nested, 600, saying)).start()
+print(said.readline(), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("program", [LEAVES_A_CHILD, LEAVES_A_COMMAND], ids=["child", "command of its own"])
+def test_the_processes_that_a_step_started_end_with_it(tmp_path, program):
     said = tmp_path / "said"
     with said.open("w") as file:
-        assert 0 == run_command([sys.executable, "-c", LEAVES_A_CHILD], 60, file)
+        assert 0 == run_in_group([sys.executable, "-c", program], 60, file, cwd=ROOT)
     assert has_ended(int(said.read_text()))
 
 
@@ -129,10 +142,11 @@ def has_ended(process: int) -> bool:
         os.close(handle)
 
 
-def test_a_command_ends_with_its_exit_code_or_with_its_limit(tmp_path):
+@pytest.mark.parametrize("run", [run_command, run_in_group])
+def test_a_command_ends_with_its_exit_code_or_with_its_limit(tmp_path, run):
     with (tmp_path / "said").open("w") as said:
-        assert 7 == run_command([sys.executable, "-c", "print('x'); raise SystemExit(7)"], 60, said)
-        assert run_command([sys.executable, "-c", "while True: pass"], 0.1, said) is None
+        assert 7 == run([sys.executable, "-c", "print('x'); raise SystemExit(7)"], 60, said)
+        assert run([sys.executable, "-c", "while True: pass"], 0.1, said) is None
     assert "x\n" == (tmp_path / "said").read_text()
 
 

@@ -11,6 +11,7 @@ from tests.cuda.gpu_check.profiler import command as ncu_command
 from tests.cuda.gpu_check.profiler import parsed
 from tests.cuda.gpu_check.sanitized_cases import PLANTED, run
 from tests.cuda.gpu_check.sanitizers import CASES, TOOLS, Outcome, command, judged, outcome_of
+from tests.cuda.gpu_check.steps import STEPS
 from tests.cuda.gpu_check.tools import find_tool
 from tests.cuda.kernel_builds import missing_nvrtc
 from tests.cuda.kernel_cases import CASES as KERNEL_CASES
@@ -69,7 +70,26 @@ FINDS = 'case "$*" in *planted*) n=3;; *) n={clean};; esac; echo "ERROR SUMMARY:
 
 def test_a_tool_that_finds_its_planted_bug_and_no_other_passes(tmp_path):
     rows = list(judged(script(tmp_path / "tool", FINDS.format(clean=0)), tmp_path))
-    assert [(tool, errors) for tool in TOOLS for errors in (3, 0)] == [(row["tool"], row["errors"]) for row in rows]
+    found = {tool: [row["errors"] for row in rows if row["tool"] == tool] for tool in TOOLS}
+    assert {tool: [3, 0] for tool in TOOLS} == found
+
+
+def test_a_tools_rows_do_not_wait_for_other_tools(tmp_path):
+    """initcheck's runs wait for a line each, which they are sent once the rows of the others are there."""
+    os.mkfifo(tmp_path / "lines")
+    lines = os.open(tmp_path / "lines", os.O_RDWR)
+    waits = f'case "$*" in *initcheck*) read line < {tmp_path / "lines"};; esac\n'
+    rows = judged(script(tmp_path / "tool", waits + FINDS.format(clean=0)), tmp_path)
+    first = [next(rows) for _ in range(6)]
+    assert set(TOOLS) - {"initcheck"} == {row["tool"] for row in first}
+    os.write(lines, b"go on\ngo on\n")
+    assert [("initcheck", 3), ("initcheck", 0)] == [(row["tool"], row["errors"]) for row in rows]
+    os.close(lines)
+
+
+def test_both_runs_of_a_sanitizer_fit_the_limit_of_their_step():
+    (step,) = (step for step in STEPS if step.name == "sanitizers")
+    assert 2 * sanitizers.RUN_LIMIT_S + 10 <= step.limit_s, "ten seconds for what is not a run"
 
 
 @pytest.mark.parametrize(

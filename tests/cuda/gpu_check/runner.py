@@ -46,10 +46,22 @@ def run_steps(
 
 
 def run_command(command: Sequence[str], limit_s: float, said: IO[str], **options: object) -> int | None:
-    """The exit code of a command whose output goes to `said`; None: it ran over its limit.
+    """The exit code of a command whose output goes to `said`; None: it ran over its limit, and was killed.
 
-    In the end the processes that it started are killed too.
+    It stays in the caller's process group: what it has started, and it itself, end at the latest with the step.
     """
+    process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, **options)
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        process.kill()
+        process.wait()
+
+
+def run_in_group(command: Sequence[str], limit_s: float, said: IO[str], **options: object) -> int | None:
+    """As `run_command`, in a process group of its own; in the end the processes that it started are killed too."""
     process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True, **options)
     try:
         return process.wait(limit_s)
@@ -66,7 +78,7 @@ def _run_in_process(step: Step, device: str, out: Path, limit_s: float) -> Resul
     written.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.cuda.gpu_check.step_process", step.function, device, str(written)]
     with said.open("w") as log:
-        code = run_command(command, limit_s, log, cwd=ROOT)
+        code = run_in_group(command, limit_s, log, cwd=ROOT)
     rows, end = _read(written)
     text = said.read_text(errors="replace").strip()
     if end is not None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ from tests.cuda.gpu_check.tools import find_tool, module_command
 
 TOOLS: Final = ("memcheck", "racecheck", "synccheck", "initcheck")
 CASES: Final = ("decode", "decode_fp8", "prefill", "rope", "sampling")
-RUN_LIMIT_S: Final = 57
+RUN_LIMIT_S: Final = 50  # two runs of a tool, one after the other, fit the limit of the step
 FOUND_ERRORS: Final = 86  # the exit code that says so
 OPTIONS: Final = {
     "memcheck": ("--report-api-errors", "no"),  # probing for what a driver has is no error
@@ -44,13 +44,21 @@ def sanitizers(device: CheckDevice) -> Iterator[Row]:
 
 
 def judged(path: Path, folder: Path) -> Iterator[Row]:
-    """A row for each tool and kind. Raises NotRunError if no tool supports the device, StepFailedError for faults."""
+    """A row for each kind of run, a tool's when it has ended.
+
+    Raises NotRunError if no tool supports the device, StepFailedError for faults.
+    """
+    outcomes: dict[str, tuple[Outcome, Outcome]] = {}
     with ThreadPoolExecutor(len(TOOLS)) as pool:
-        outcomes = list(pool.map(lambda tool: _run_tool(path, tool, folder), TOOLS))
+        running = {pool.submit(_run_tool, path, tool, folder): tool for tool in TOOLS}
+        for ended in as_completed(running):
+            tool = running[ended]
+            outcomes[tool] = ended.result()
+            for what, outcome in zip(("planted bug", f"{len(CASES)} cases"), outcomes[tool], strict=True):
+                yield {"tool": tool, "run": what, "errors": outcome.errors, "said": outcome.said}
     faults, supported = [], 0
-    for tool, (planted, cases) in zip(TOOLS, outcomes, strict=True):
-        for what, outcome in (("planted bug", planted), (f"{len(CASES)} cases", cases)):
-            yield {"tool": tool, "run": what, "errors": outcome.errors, "said": outcome.said}
+    for tool in TOOLS:
+        planted, cases = outcomes[tool]
         if planted.said == NOT_RUN and cases.said == NOT_RUN:
             continue
         supported += 1
