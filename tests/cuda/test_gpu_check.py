@@ -35,6 +35,10 @@ def finds_a_wrong_case(_device):
     raise StepFailedError("1 of 2 cases is wrong")
 
 
+def yields_nothing(_device):
+    yield from ()
+
+
 def exits(_device):
     yield {"case": "before"}
     os._exit(3)
@@ -72,7 +76,7 @@ def passes(device):
 
 def test_steps_that_end_in_any_way_are_reported_and_the_others_still_run(tmp_path):
     names = ("raises", "exits", "is_killed", "cannot_run", "finds_a_wrong_case", "passes")
-    names = (*names, "lacks_a_package", "lacks_a_module_of_ours")
+    names = (*names, "lacks_a_package", "lacks_a_module_of_ours", "yields_nothing")
     steps = [Step(i, name, f"{HERE}:{name}", 60) for i, name in enumerate(names)]
     results = run_steps(steps, "sim", names, tmp_path)
     assert [
@@ -84,6 +88,7 @@ def test_steps_that_end_in_any_way_are_reported_and_the_others_still_run(tmp_pat
         Result(5, "passes", "passed", "", [{"device": "sim"}]),
         Result(6, "lacks_a_package", "not run", "No module named 'a_package_that_is_not_there'", [{"row": 1}]),
         Result(7, "lacks_a_module_of_ours", "failed", "No module named 'tests.cuda.not_there'", []),
+        Result(8, "yields_nothing", "failed", "yielded nothing", []),
     ] == [replace(each, said="") for each in results]
     said = {each.name: each.said for each in results}
     assert "last words" == said["is_killed"]
@@ -95,8 +100,8 @@ def test_steps_that_end_in_any_way_are_reported_and_the_others_still_run(tmp_pat
     assert "\n## 5. passes\n\n| device |\n| --- |\n| sim |\n" in text
     assert "\nWhat is_killed printed at last:\n\n    last words\n" in text
     lines = text.splitlines()
-    assert "## Steps" == lines[-12]
-    assert r"| 0 | raises | failed | AssertionError: planted \| failure in two lines |" == lines[-8]
+    assert "## Steps" == lines[-13]
+    assert r"| 0 | raises | failed | AssertionError: planted \| failure in two lines |" == lines[-9]
 
 
 def test_a_step_that_overruns_has_failed(tmp_path):

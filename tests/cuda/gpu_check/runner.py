@@ -111,12 +111,13 @@ def run_step(function: str, device_name: str, written: Path) -> None:
             file.write(json.dumps(entry) + "\n")
             file.flush()
 
-        status, reason = PASSED, ""
+        status, reason = FAILED, "yielded nothing"
         try:
             module, _, name = function.partition(":")
             with open_device(device_name, written.parent) as device:
                 for row in getattr(import_module(module), name)(device):
                     write({"row": row})
+                    status, reason = PASSED, ""
         except NotRunError as error:
             status, reason = NOT_RUN, str(error)
         except ModuleNotFoundError as error:

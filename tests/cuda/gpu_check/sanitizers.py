@@ -46,7 +46,7 @@ def sanitizers(device: CheckDevice) -> Iterator[Row]:
 def judged(path: Path, folder: Path) -> Iterator[Row]:
     """A row for each kind of run, a tool's when it has ended.
 
-    Raises NotRunError if no tool supports the device, StepFailedError for faults.
+    Raises StepFailedError for faults, NotRunError with the tools that do not support the device.
     """
     outcomes: dict[str, tuple[Outcome, Outcome]] = {}
     with ThreadPoolExecutor(len(TOOLS)) as pool:
@@ -56,20 +56,21 @@ def judged(path: Path, folder: Path) -> Iterator[Row]:
             outcomes[tool] = ended.result()
             for what, outcome in zip(("planted bug", f"{len(CASES)} cases"), outcomes[tool], strict=True):
                 yield {"tool": tool, "run": what, "errors": outcome.errors, "said": outcome.said}
-    faults, supported = [], 0
+    faults, unsupported = [], []
     for tool in TOOLS:
         planted, cases = outcomes[tool]
         if planted.said == NOT_RUN and cases.said == NOT_RUN:
+            unsupported.append(tool)
             continue
-        supported += 1
         if not planted.errors:
             faults.append(f"{tool} does not find its planted bug")
         if cases.errors != 0:
             faults.append(f"{tool}: {cases.said or f'{cases.errors} errors'}")
-    if not supported:
-        raise NotRunError(f"compute-sanitizer: {NOT_SUPPORTED}")
+    reason = f"{', '.join(unsupported)}: {NOT_SUPPORTED}"
     if faults:
-        raise StepFailedError("; ".join(faults))
+        raise StepFailedError("; ".join([*faults, *([reason] if unsupported else [])]))
+    if unsupported:
+        raise NotRunError(reason)
 
 
 def _run_tool(path: Path, tool: str, folder: Path) -> tuple[Outcome, Outcome]:
