@@ -26,6 +26,7 @@ from tests.cuda.gpu_check.ceilings import read_rate
 from tests.cuda.gpu_check.comparison import compare
 from tests.cuda.gpu_check.decode_steps import StepTimes, time_steps
 from tests.cuda.gpu_check.device import NotRunError, StepFailedError, open_device
+from tests.cuda.gpu_check.matmul import random_matrix
 from tests.cuda.gpu_check.model_times import host_share
 from tests.cuda.gpu_check.model_times import judge as judge_model
 from tests.cuda.gpu_check.model_tokens import Comparison
@@ -103,6 +104,13 @@ def test_every_case_of_the_plan_is_timed():
     assert JUDGED == "decode 64 x 2048, 32/8 D128"
     assert JUDGED in names
     assert [2048, 8192, 8 * 1024, 512, 64 + 1024] == [case.num_tokens for case in prefill_cases()]
+
+
+def test_matrices_that_are_multiplied_hold_the_same_numbers_in_either_type():
+    half = random_matrix("half", 64).astype(np.float64)
+    from_bits = random_matrix("bf16", 64).view(ml_dtypes.bfloat16).astype(np.float64)
+    assert 0.9 < half.std() < 1.1
+    assert np.abs(from_bits / half - 1).max() < 2**-7 + 2**-11  # cut after 7 bits, rounded to 11 of a significand
 
 
 def test_pools_outgrow_the_cache_four_times_and_fit_the_memory():

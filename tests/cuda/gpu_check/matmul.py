@@ -6,6 +6,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from tests.cuda.gpu_check.attention_step import bf16
 from tests.cuda.gpu_check.device import CheckDevice, NotRunError, StepFailedError
 from tests.cuda.gpu_check.ort_session import memory_name, open_session
 from tests.cuda.gpu_check.report import Row
@@ -35,7 +36,7 @@ def matmul(device: CheckDevice) -> Iterator[Row]:
 def time_matmul(device: CheckDevice, scalar: str, size: int) -> Timing:
     """A product of square matrices in ONNX Runtime, on the device's stream."""
     session, memory = open_session(device, matmul_model(SCALARS[scalar], size)), memory_name(device)
-    values = (np.random.default_rng(1).standard_normal((size, size)) / size).astype(np.float16)
+    values = random_matrix(scalar, size)
     addresses = [device.upload(values), device.upload(values), device.allocate(values.nbytes)]
     binding = session.io_binding()
     for name, address in zip(("a", "b"), addresses, strict=False):
@@ -49,6 +50,12 @@ def time_matmul(device: CheckDevice, scalar: str, size: int) -> Timing:
         device.wait()
         for address in addresses:
             device.free(address)
+
+
+def random_matrix(scalar: str, size: int) -> np.ndarray:
+    """Of a variance of 1, as torch's is that the rate stands beside; bfloat16 as its bits."""
+    values = np.random.default_rng(1).standard_normal((size, size), np.float32)
+    return bf16(values) if scalar == "bf16" else values.astype(np.float16)
 
 
 def matmul_model(element_type: int, size: int) -> bytes:
