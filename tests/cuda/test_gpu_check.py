@@ -157,7 +157,7 @@ def test_a_command_ends_with_its_exit_code_or_with_its_limit(tmp_path, run):
 
 def test_steps_that_were_not_chosen_are_not_run(tmp_path):
     (result,) = run_steps([Step(0, "raises", f"{HERE}:raises", 60)], "sim", [], tmp_path)
-    assert ("not run", "not chosen", 0) == (result.status, result.reason, exit_code([result]))
+    assert ("not run", "not chosen", 2) == (result.status, result.reason, exit_code([result]))
 
 
 @pytest.mark.parametrize("part", [1, 2])
@@ -189,10 +189,21 @@ def test_every_step_passes_on_the_simulator_or_says_why_not(tmp_path, part):
         assert {"driver", "NVRTC", "python"} <= found["machine"].keys()
 
 
-def test_an_unknown_step_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["--device", "sim", "--steps", "ropes", "--out", str(tmp_path)])
-    assert "there is no ropes" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--steps ropes", "there is no ropes"),
+        ("--part 2 --steps decode-times,rope", "--steps: not in part 2: rope"),
+        ("--patience 0", "--patience: invalid positive value: '0'"),
+        ("--patience -1", "--patience: invalid positive value: '-1'"),
+        ("--patience nan", "--patience: invalid positive value: 'nan'"),
+    ],
+)
+def test_what_would_run_nothing_is_refused(tmp_path, capsys, arguments, message):
+    with pytest.raises(SystemExit) as refused:
+        main([*arguments.split(), "--device", "sim", "--out", str(tmp_path)])
+    assert 2 == refused.value.code
+    assert message in capsys.readouterr().err
 
 
 class SpilledDevice:

@@ -1,17 +1,18 @@
 """python -m tests.cuda.gpu_check [--device cuda|sim] [--part 1|2] [--steps compilation,attention] --out DIR
 
 Steps run in processes of their own, each with a limit in seconds; one that fails, crashes or overruns stops no other.
-Writes DIR/results.json and DIR/results.md; exits with 1 if a step failed. On the simulator sizes are small, and times
-are printed but not judged.
+Writes DIR/results.json and DIR/results.md; exits with 1 if a step failed, with 2 if none failed and none
+passed. On the simulator sizes are small, and times are printed but not judged.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cuda.gpu_check.comparison import compare
-from tests.cuda.gpu_check.report import FAILED, Result, write_report
+from tests.cuda.gpu_check.report import FAILED, PASSED, Result, write_report
 from tests.cuda.gpu_check.runner import run_steps
 from tests.cuda.gpu_check.steps import STEPS
 
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", type=int, choices=(1, 2), help="1: right? 2: fast? (default: both)")
     parser.add_argument("--steps", help=f"comma-separated, of {', '.join(names)} (default: all)")
     parser.add_argument(
-        "--patience", type=float, help="multiplies every step's limit (default: 1, on the simulator 10)"
+        "--patience", type=positive, help="multiplies every step's limit (default: 1, on the simulator 10)"
     )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(chosen) - set(names):
         parser.error(f"--steps: there is no {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     steps = [step for step in STEPS if options.part in (None, step.part)]
+    if elsewhere := options.steps and set(chosen) - {step.name for step in steps}:
+        parser.error(f"--steps: not in part {options.part}: {', '.join(sorted(elsewhere))}")
     patience = options.patience or (10 if options.device == "sim" else 1)
     results = run_steps(steps, options.device, chosen, options.out, patience=patience)
     if options.part != 1:
@@ -40,8 +43,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return exit_code(results)
 
 
+def positive(text: str) -> float:
+    """Raises ValueError."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise ValueError(text)
+    return number
+
+
 def exit_code(results: Sequence[Result]) -> int:
-    return int(any(result.status == FAILED for result in results))
+    """0: steps passed, and none failed; 1: some failed; 2: nothing was found out."""
+    statuses = {result.status for result in results}
+    return 1 if FAILED in statuses else 0 if PASSED in statuses else 2
 
 
 if __name__ == "__main__":
