@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from graphs.json_object import JsonFieldError, JsonObject
+
 FORMAT_VERSION: Final = 3
 MANIFEST_NAME: Final = "manifest.json"
 PREFILL_NAME: Final = "prefill.onnx"
@@ -111,8 +113,15 @@ class Manifest:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"{origin}: not valid JSON: {error}") from error
-        reader = _Reader(document, origin)
-        version = reader.integer("format_version", minimum=1)
+        try:
+            return cls._of(JsonObject(document, origin))
+        except JsonFieldError as error:
+            raise ManifestError(str(error)) from error
+
+    @classmethod
+    def _of(cls, fields: JsonObject) -> "Manifest":
+        origin = fields.origin
+        version = fields.integer("format_version", minimum=1)
         if version > FORMAT_VERSION:
             raise ManifestError(
                 f"{origin}: format_version {version} is newer than {FORMAT_VERSION}, the newest this release reads"
@@ -122,15 +131,15 @@ class Manifest:
                 f"{origin}: format_version {version} is older than {FORMAT_VERSION}, the oldest this release reads; "
                 "export the model again"
             )
-        weight_format = reader.string("weight_format")
+        weight_format = fields.string("weight_format")
         if weight_format not in WEIGHT_FORMATS:
             raise ManifestError(f"{origin}: weight_format: {weight_format!r} is none of {', '.join(WEIGHT_FORMATS)}")
         return cls(
-            model=_read_model(reader.child("model")),
+            model=_read_model(fields.child("model")),
             weight_format=weight_format,
-            files=_read_files(reader.child("files")),
-            source=reader.child("source").strings(),
-            tools=reader.child("tools").strings(),
+            files=_read_files(fields.child("files")),
+            source=fields.child("source").strings(),
+            tools=fields.child("tools").strings(),
             format_version=version,
         )
 
@@ -199,86 +208,29 @@ def _to_be_exported(path: Path, kind: str) -> str:
     return f"{path}: is {kind}, not a model folder; `chairlift export {path} --out DIR` makes one of it"
 
 
-def _read_model(reader: "_Reader") -> ModelInfo:
+def _read_model(fields: JsonObject) -> ModelInfo:
     return ModelInfo(
-        name=reader.string("name"),
-        architecture=reader.string("architecture"),
-        vocab_size=reader.integer("vocab_size", minimum=1),
-        hidden_size=reader.integer("hidden_size", minimum=1),
-        num_layers=reader.integer("num_layers", minimum=1),
-        num_heads=reader.integer("num_heads", minimum=1),
-        num_kv_heads=reader.integer("num_kv_heads", minimum=1),
-        head_dim=reader.integer("head_dim", minimum=1),
-        context_length=reader.integer("context_length", minimum=1),
-        bos_token_id=None if reader.is_null("bos_token_id") else reader.integer("bos_token_id"),
-        eos_token_ids=reader.integers("eos_token_ids"),
-        add_bos=reader.boolean("add_bos"),
+        name=fields.string("name"),
+        architecture=fields.string("architecture"),
+        vocab_size=fields.integer("vocab_size", minimum=1),
+        hidden_size=fields.integer("hidden_size", minimum=1),
+        num_layers=fields.integer("num_layers", minimum=1),
+        num_heads=fields.integer("num_heads", minimum=1),
+        num_kv_heads=fields.integer("num_kv_heads", minimum=1),
+        head_dim=fields.integer("head_dim", minimum=1),
+        context_length=fields.integer("context_length", minimum=1),
+        bos_token_id=None if fields.is_null("bos_token_id") else fields.integer("bos_token_id"),
+        eos_token_ids=fields.integers("eos_token_ids"),
+        add_bos=fields.boolean("add_bos"),
     )
 
 
-def _read_files(reader: "_Reader") -> dict[str, FileRecord]:
+def _read_files(fields: JsonObject) -> dict[str, FileRecord]:
     files = {}
-    for name in reader.names():
+    for name in fields.names():
         # A name that leaves the folder would make verification read, and later serving map, a stranger's file.
         if name != Path(name).name or name in {"", ".", ".."}:
-            raise ManifestError(f"{reader.origin}: {name!r} is not a plain file name")
-        record = reader.child(name)
+            raise ManifestError(f"{fields.origin}: {name!r} is not a plain file name")
+        record = fields.child(name)
         files[name] = FileRecord(record.string("sha256"), record.integer("size_bytes"))
     return files
-
-
-class _Reader:
-    """Takes typed values out of one JSON object; every complaint names the field."""
-
-    def __init__(self, document: object, origin: str) -> None:
-        if not isinstance(document, dict):
-            raise ManifestError(f"{origin}: must be a JSON object")
-        self.origin = origin
-        self._document = document
-
-    def names(self) -> list[str]:
-        return list(self._document)
-
-    def is_null(self, name: str) -> bool:
-        return self._value(name) is None
-
-    def child(self, name: str) -> "_Reader":
-        return _Reader(self._value(name), f"{self.origin}: {name}")
-
-    def string(self, name: str) -> str:
-        value = self._value(name)
-        if not isinstance(value, str):
-            raise self._wrong(name, value, "a string")
-        return value
-
-    def strings(self) -> dict[str, str]:
-        return {name: self.string(name) for name in self._document}
-
-    def integer(self, name: str, minimum: int = 0) -> int:
-        return self._integer(name, self._value(name), minimum)
-
-    def integers(self, name: str) -> tuple[int, ...]:
-        values = self._value(name)
-        if not isinstance(values, list):
-            raise self._wrong(name, values, "a list of integers")
-        return tuple(self._integer(name, value, 0) for value in values)
-
-    def boolean(self, name: str) -> bool:
-        value = self._value(name)
-        if not isinstance(value, bool):
-            raise self._wrong(name, value, "true or false")
-        return value
-
-    def _integer(self, name: str, value: object, minimum: int) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise self._wrong(name, value, f"an integer of at least {minimum}")
-        return value
-
-    def _value(self, name: str) -> object:
-        try:
-            return self._document[name]
-        except KeyError:
-            raise ManifestError(f"{self.origin}: {name} is missing") from None
-
-    def _wrong(self, name: str, value: object, expected: str) -> ManifestError:
-        return ManifestError(f"{self.origin}: {name}: {value!r} is not {expected}")
