@@ -1,6 +1,7 @@
 """`chairlift chart`: one metric of measured or simulated runs as a chart for a Markdown file."""
 
 import json
+import math
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
@@ -26,8 +27,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the chart. Raises ConfigError."""
-    if not args.divide > 0:
-        raise ConfigError(f"--divide is {args.divide}, but must be more than 0")
+    if not 0 < args.divide < math.inf:
+        raise ConfigError(f"--divide is {args.divide}, but must be more than 0, and finite")
     values = [value for text in args.files for value in _read(text, args.metric, args.divide)]
     sys.stdout.write(xy_chart(args.title or args.metric, args.unit or args.metric, values))
     return 0
@@ -35,12 +36,32 @@ def run(args: Namespace) -> int:
 
 def _read(text: str, metric: str, divisor: float) -> list[RunValue]:
     """The metric in each run of one file."""
-    name, _, path = text.rpartition("=")
+    name, path = _name_and_path(text)
     try:
         runs = json.loads(Path(path).read_text(encoding="utf-8"))["runs"]
-        return [RunValue(_named(name, run), run["rate"], _divided(metric_of(run, metric), divisor)) for run in runs]
-    except (ValueError, KeyError, TypeError) as error:
+        return [
+            RunValue(_named(name, run), _rate(run["rate"]), _divided(metric, metric_of(run, metric), divisor))
+            for run in runs
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise ConfigError(f"{path}: is not a report of runs: {error!r}") from error
+
+
+def _name_and_path(text: str) -> tuple[str, str]:
+    """Both may hold "=": the longest path that exists is the file."""
+    parts = text.split("=")
+    for number in range(len(parts)):
+        path = "=".join(parts[number:])
+        if path and Path(path).exists():
+            return "=".join(parts[:number]), path
+    return "=".join(parts[:-1]), parts[-1]
+
+
+def _rate(rate: object) -> float | None:
+    """Requests per second, or None for all at once."""
+    if rate is None or (isinstance(rate, int | float) and math.isfinite(rate)):
+        return rate
+    raise TypeError(f"rate is {rate!r}")
 
 
 def _named(name: str, run: dict[str, str]) -> str:
@@ -48,5 +69,15 @@ def _named(name: str, run: dict[str, str]) -> str:
     return ", ".join(part for part in (name, run["name"]) if part)
 
 
-def _divided(value: float | Mapping[str, float], divisor: float) -> float | Mapping[str, float]:
-    return {name: number / divisor for name, number in value.items()} if isinstance(value, Mapping) else value / divisor
+def _divided(metric: str, value: float | Mapping[str, float], divisor: float) -> float | Mapping[str, float]:
+    """Raises ConfigError for what no chart can show."""
+    if isinstance(value, Mapping):
+        return {name: _quotient(f"{metric}.{name}", number, divisor) for name, number in value.items()}
+    return _quotient(metric, value, divisor)
+
+
+def _quotient(metric: str, number: float, divisor: float) -> float:
+    quotient = number / divisor
+    if not math.isfinite(quotient):
+        raise ConfigError(f"{metric} is {number:g}: divided by {divisor:g} it is not finite")
+    return quotient

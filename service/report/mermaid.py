@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
 from service.errors import ConfigError
@@ -28,9 +29,12 @@ def metric_of(run: Mapping[str, object], path: str) -> float | Mapping[str, floa
         found = found[name]
     if isinstance(found, int | float):
         return found
-    if isinstance(found, Mapping) and all(isinstance(value, int | float) for value in found.values()):
-        return {name: value for name, value in found.items() if name not in _NOT_DRAWN}
-    raise ConfigError(f"{path} is neither a number nor numbers by name")
+    if not isinstance(found, Mapping) or not all(isinstance(value, int | float) for value in found.values()):
+        raise ConfigError(f"{path} is neither a number nor numbers by name")
+    drawn = {name: value for name, value in found.items() if name not in _NOT_DRAWN}
+    if not drawn:
+        raise ConfigError(f"a run has no numbers to draw at {path}")
+    return drawn
 
 
 def xy_chart(title: str, y_label: str, values: Sequence[RunValue]) -> str:
@@ -56,18 +60,35 @@ def _line(values: Sequence[RunValue]) -> dict[str, float]:
     for run in values:
         rate = "all at once" if run.rate is None else f"{run.rate:g}/s"
         if isinstance(run.value, Mapping):
-            line |= {name if len(values) == 1 else f"{name} at {rate}": value for name, value in run.value.items()}
+            places = {name if len(values) == 1 else f"{name} at {rate}": value for name, value in run.value.items()}
         else:
-            line[rate] = run.value
+            places = {rate: run.value}
+        taken = next((place for place in places if place in line), None)
+        if taken is not None:
+            raise ConfigError(
+                f"two runs called {run.name!r} have a value for {taken}: name their files apart, NAME=FILE"
+            )
+        line |= places
     return line
 
 
 def _block(title: str, y_label: str, columns: Sequence[str], rows: Sequence[Sequence[float]], kind: str) -> str:
-    texts = [f'    title "{title}"', f"    x-axis [{', '.join(_quoted(columns))}]"]
-    texts.append(f'    y-axis "{y_label}" 0 --> {max(max(row) for row in rows):.4g}')
-    texts += [f"    {kind} [{', '.join(f'{value:.4g}' for value in row)}]" for row in rows]
+    texts = [f"    title {_quoted(title)}", f"    x-axis [{', '.join(_quoted(column) for column in columns)}]"]
+    texts.append(f"    y-axis {_quoted(y_label)} {_range([value for row in rows for value in row])}")
+    texts += [f"    {kind} [{', '.join(_plain(value) for value in row)}]" for row in rows]
     return "\n".join(["```mermaid", "xychart-beta", *texts, "```"]) + "\n"
 
 
-def _quoted(names: Sequence[str]) -> list[str]:
-    return ['"' + name.replace('"', "'") + '"' for name in names]
+def _range(values: Sequence[float]) -> str:
+    """From 0, or the least value where that is below, to the largest; of zeros alone to 1."""
+    least, largest = min([0.0, *values]), max([0.0, *values])
+    return f"{_plain(least)} --> {_plain(largest if largest > least else 1)}"
+
+
+def _plain(value: float) -> str:
+    """Four digits, and zeros where they are not enough: Mermaid reads no exponent."""
+    return f"{Decimal(f'{value:.4g}'):f}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + " ".join(text.replace('"', "'").split()) + '"'

@@ -50,6 +50,49 @@ def test_lines_need_the_same_places(values: list[RunValue]) -> None:
         xy_chart("", "", values)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [RunValue("a", 1.0, 1.0), RunValue("a", 1.0, 2.0)],
+        [RunValue("", None, 1.0), RunValue("", None, 2.0)],
+        [RunValue("a", 1000000.1, 1.0), RunValue("a", 1000000.2, 2.0)],  # both read 1e+06
+        [RunValue("a", 1.0, {"p50": 1.0}), RunValue("a", 1.0, {"p50": 2.0})],
+    ],
+)
+def test_no_run_hides_another(values: list[RunValue]) -> None:
+    with pytest.raises(ConfigError, match="NAME=FILE"):
+        xy_chart("", "", values)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ((0.0, 0.0), "0 --> 1"),
+        ((-2.0, 3.0), "-2 --> 3"),
+        ((-2.0, -1.0), "-2 --> 0"),
+        ((12344.0, 2e6), "0 --> 2000000"),  # Mermaid reads no exponent
+        ((1e-7, 2e-7), "0 --> 0.0000002"),
+    ],
+)
+def test_range_holds_every_value(numbers: tuple[float, float], expected: str) -> None:
+    chart = xy_chart("", "y", [RunValue("a", float(rate), value) for rate, value in enumerate(numbers)])
+    assert f'    y-axis "y" {expected}\n' in chart and "e+" not in chart and "e-0" not in chart
+
+
+def test_texts_cannot_end_their_quotes_or_line() -> None:
+    values = [RunValue(name, None, 1.0) for name in ('a"b', "c\nd")]
+    lines = xy_chart('T"\nx', 'u"\nv', values).splitlines()
+    assert lines[2:5] == ['    title "T\' x"', '    x-axis ["a\'b", "c d"]', '    y-axis "u\' v" 0 --> 1']
+    values = [RunValue(name, rate, 1.0) for name in ('a"b', "c\nd") for rate in (1.0, 2.0)]
+    assert xy_chart("T", "u", values).splitlines()[2] == '    title "T: a\'b, c d"'
+
+
+@pytest.mark.parametrize("numbers", [{}, {"mean": 1.0, "std": 0.0}])
+def test_a_group_without_numbers_is_told(numbers: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="no numbers to draw at tenant_tokens"):
+        metric_of({"tenant_tokens": numbers}, "tenant_tokens")
+
+
 def test_a_metric_is_found_by_its_path_or_says_what_there_is() -> None:
     assert metric_of(RUN, "latency_ms.itl.p99") == 9.0
     assert metric_of(RUN, "latency_ms.itl") == {"median": 2.0, "p99": 9.0}
@@ -66,7 +109,43 @@ def test_files_get_names_and_values_a_unit(tmp_path: Path, capsys: pytest.Captur
     assert '    x-axis ["static", "continuous"]\n    y-axis "s" 0 --> 0.009\n    bar [0.009, 0.009]\n' in out
 
 
-def test_what_is_no_report_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "x").write_text("[]", encoding="utf-8")
+def test_a_file_whose_path_has_an_equals_sign_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = report(tmp_path / "seqs=8", RUN)
+    assert cli.main(["chart", "latency_ms.itl.p99", file, f"x=y={file}"]) == 0
+    assert '    x-axis ["", "x=y"]\n' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "[" * 100_000,
+        '{"runs": 3}',
+        '{"runs": [{"name": "", "rate": "x"}]}',
+        '{"runs": [{"name": "", "rate": NaN}]}',
+        '{"runs": [{"name": "", "rate": 1' + "0" * 400 + "}]}",
+    ],
+)
+def test_what_is_no_report_is_told_in_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x").write_text(text, encoding="utf-8")
     assert cli.main(["chart", "rate", str(tmp_path / "x")]) == 2
-    assert "is not a report of runs" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "is not a report of runs" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "divisor", "complaint"),
+    [
+        ("1e300", "1e-300", "value is 1e+300: divided by 1e-300 it is not finite"),
+        ("Infinity", "1", "value is inf"),
+        ("NaN", "1", "value is nan"),
+        ("1", "inf", "--divide is inf"),
+        ("1", "0", "--divide is 0.0"),
+    ],
+)
+def test_what_is_not_finite_is_refused(
+    value: str, divisor: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x").write_text('{"runs": [{"name": "", "rate": 1, "value": ' + value + "}]}", encoding="utf-8")
+    assert cli.main(["chart", "value", str(tmp_path / "x"), "--divide", divisor]) == 2
+    assert complaint in capsys.readouterr().err
