@@ -229,6 +229,8 @@ static void load_keys(const AttentionCall& call, const AttentionUnit& unit, cons
     case kKeyGroup: return load_grouped_keys<Kv>(call, tile, keys);
     case 8: return load_small_blocks<Kv, 8>(call, unit, tile, keys);
     case 4: return load_small_blocks<Kv, 4>(call, unit, tile, keys);
+    case 2: return load_small_blocks<Kv, 2>(call, unit, tile, keys);
+    case 1: return load_small_blocks<Kv, 1>(call, unit, tile, keys);
     default: return load_single_keys<Kv>(call, unit, tile, keys);
   }
 }

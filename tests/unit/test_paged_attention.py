@@ -25,6 +25,7 @@ SPECS = {
     "softcap, scale": (replace(SPEC, softcap=2.0, scale=0.7), FEW, {}),
     "norms": (replace(SPEC, norm_epsilon=1e-2), FEW, {"has_norms": True}),
     "blocks of 1": (SPEC, FEW, {"block_size": 1}),
+    "blocks of 2": (SPEC, FEW, {"block_size": 2}),
     "blocks of 4": (SPEC, FEW, {"block_size": 4}),
     "blocks of 8": (SPEC, FEW, {"block_size": 8}),
     "blocks of 32": (SPEC, FEW, {"block_size": 32}),
