@@ -12,6 +12,7 @@ MAX_COUNT = 1_000_000_000
 MAX_SEED = (1 << 64) - 1
 MAX_SECONDS = 1e6
 MIN_RATE = 1e-6
+MAX_RATE = 1e9  # of simulated requests: the virtual clock counts nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,9 @@ def listed(read: Callable[[str], Number]) -> Callable[[str], list[Number]]:
 
 rates = listed(real_number(MIN_RATE, math.inf))
 """Reads requests per second; infinity is all at once."""
+
+finite_rates = listed(real_number(MIN_RATE, MAX_RATE))
+"""Reads requests per second, or speeds of a trace, that a simulation can place on its clock."""
 
 ARRIVAL_FLAGS = (
     NumberFlag("--burstiness", real_number(1e-3, 1e6), 0.5, "gamma: below 1 is burstier"),

@@ -14,7 +14,7 @@ from service.bench.number_flags import (
     MAX_SECONDS,
     NumberFlag,
     add_numbers,
-    rates,
+    finite_rates,
     real_number,
     whole_number,
 )
@@ -116,7 +116,9 @@ def run(args: Namespace) -> int:
 
 def _add_workload_arguments(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
-    group.add_argument("--rates", type=rates, default="10", metavar="R,..", help="requests per second (default 10)")
+    group.add_argument(
+        "--rates", type=finite_rates, default="10", metavar="R,..", help="requests per second (default 10)"
+    )
     group.add_argument("--arrivals", default="poisson", choices=("poisson", "gamma", "on-off"), help="default poisson")
     add_numbers(group, (*ARRIVAL_FLAGS, *WORKLOAD_FLAGS))
     group.add_argument("--prompts", default="lognormal:256:0.8", metavar="LENGTHS", help="default %(default)s")
@@ -161,6 +163,8 @@ def _scenarios(args: Namespace, tenants: tuple[Tenant, ...]) -> Iterator[_Scenar
                 raise ConfigError(f"{axis} {value!r}: must be one of {', '.join(known)}")
     for values in itertools.product(*(getattr(args, axis) for axis in AXES)):
         chosen = dict(zip(AXES, values, strict=True))
+        if chosen["host_kv"] == "on" and not _has_cache(chosen):
+            raise ConfigError("--host-kv on: needs --prefix-cache on and --batching continuous, in every combination")
         name = ", ".join(_shown(axis, chosen[axis]) for axis in varied) or chosen["policy"]
         deployment = _deployment(args, latency, chosen, tenants)
         for rate, workload in workloads:
@@ -171,10 +175,14 @@ def _shown(axis: str, value: str) -> str:
     return f"{axis.replace('_', ' ')} {value}" if value in {"on", "off"} else value
 
 
+def _has_cache(chosen: dict[str, str]) -> bool:
+    return chosen["prefix_cache"] == "on" and chosen["batching"] == "continuous"
+
+
 def _deployment(
     args: Namespace, latency: StepLatency, chosen: dict[str, str], tenants: tuple[Tenant, ...]
 ) -> Deployment:
-    has_cache = chosen["prefix_cache"] == "on" and chosen["batching"] == "continuous"
+    has_cache = _has_cache(chosen)
     weights = tuple((tenant.name, tenant.weight) for tenant in tenants)
     config = SchedulerConfig(
         num_blocks=args.num_blocks,

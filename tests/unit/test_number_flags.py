@@ -6,7 +6,7 @@ import pytest
 
 from service import cli
 from service.bench import schedule, step
-from service.bench.number_flags import ARRIVAL_FLAGS, listed, rates, real_number, whole_number
+from service.bench.number_flags import ARRIVAL_FLAGS, finite_rates, listed, rates, real_number, whole_number
 from service.commands import bench_serve, simulate
 
 COMMANDS = {
@@ -83,3 +83,14 @@ def test_rates_may_be_infinite_and_not_so_low_that_no_request_comes() -> None:
     assert [1e-6, 2.5, float("inf")] == rates("1e-6,2.5,inf")
     with pytest.raises(ArgumentTypeError, match="'9e-7' is no number from 1e-06 to inf"):
         rates("9e-7")
+    assert [1e-6, 1e9] == finite_rates("1e-6,1e9")
+    for text in ("inf", "1e300", "1,1.1e9", "9e-7"):
+        with pytest.raises(ArgumentTypeError, match=r"is no number from 1e-06 to 1e\+09"):
+            finite_rates(text)
+
+
+def test_a_simulation_has_no_rate_beyond_its_clock(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("inf", "1e300"):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["simulate", "--rates", text])
+        assert f"--rates: '{text}' is no number from 1e-06 to 1e+09" in capsys.readouterr().err
