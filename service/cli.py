@@ -4,7 +4,7 @@ import importlib
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from graphs.errors import ExportError
 from graphs.manifest import ManifestError
@@ -64,7 +64,10 @@ def fail(command: str, message: str) -> int:
 
 
 class OneLineParser(ArgumentParser):
-    """A parser whose complaints are one line, without the usage before it."""
+    """A parser of whole flags only, whose complaints are one line, without the usage before it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options | {"allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
         """Print the complaint and leave."""

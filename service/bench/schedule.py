@@ -74,7 +74,8 @@ def run(arguments: Namespace) -> int:
 def format_table(costs: list[ScheduleCost]) -> str:
     """A table with one line per case; times in microseconds."""
     lines = [
-        "running  plan+commit p50     p99    plan  commit     add  finished/step  admitted/step  prompt tokens/step"
+        "running  plan+commit p50     p99    plan  commit     add  finished/step  admitted/step  prompt tokens/step",
+        "                      us      us      us      us      us",
     ]
     lines += [
         f"{cost.running:7} {cost.plan_commit_us_p50:16.0f} {cost.plan_commit_us_p99:7.0f} {cost.plan_us_p50:7.0f} "

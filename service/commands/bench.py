@@ -19,7 +19,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     for name, (module, summary) in MEASURES.items():
         child = measures.add_parser(name, help=summary, description=f"Measure {summary}.")
         module.add_arguments(child)
-        child.set_defaults(measure=module.run)
+        child.set_defaults(measure=module.run, command=f"bench {name}")
 
 
 def run(args: Namespace) -> int:

@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from service.errors import ConfigError
 from service.report.mermaid import RunValue, metric_of, xy_chart
@@ -38,13 +39,23 @@ def _read(text: str, metric: str, divisor: float) -> list[RunValue]:
     """The metric in each run of one file."""
     name, path = _name_and_path(text)
     try:
-        runs = json.loads(Path(path).read_text(encoding="utf-8"))["runs"]
+        runs = _runs(json.loads(Path(path).read_text(encoding="utf-8")))
         return [
             RunValue(_named(name, run), _rate(run["rate"]), _divided(metric, metric_of(run, metric), divisor))
             for run in runs
         ]
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
-        raise ConfigError(f"{path}: is not a report of runs: {error!r}") from error
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise ConfigError(f"{path}: is not a report of runs: {error}") from error
+
+
+def _runs(document: object) -> list[dict[str, Any]]:
+    """The runs of a report. Raises ValueError."""
+    runs = document.get("runs") if isinstance(document, dict) else None
+    if not isinstance(runs, list):
+        raise ValueError('it has no list "runs"')
+    if not all(isinstance(run, dict) and isinstance(run.get("name"), str) and "rate" in run for run in runs):
+        raise ValueError("one of them lacks its name or its rate")
+    return runs
 
 
 def _name_and_path(text: str) -> tuple[str, str]:
@@ -61,7 +72,7 @@ def _rate(rate: object) -> float | None:
     """Requests per second, or None for all at once."""
     if rate is None or (isinstance(rate, int | float) and math.isfinite(rate)):
         return rate
-    raise TypeError(f"rate is {rate!r}")
+    raise ValueError(f"its rate is {rate!r}")
 
 
 def _named(name: str, run: dict[str, str]) -> str:

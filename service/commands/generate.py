@@ -12,6 +12,7 @@ from chairlift.inference.v1 import inference_pb2, inference_pb2_grpc
 from service import config
 from service.api.convert import request_message
 from service.api.params import ChatPrompt, GenerationParams, Prompt, TextPrompt
+from service.commands.target import host_port
 from service.core.types import FinishReason
 from service.engine.settings import EngineSettings
 from service.errors import ChairliftError, ConfigError
@@ -43,7 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="what to answer, or with --raw to continue")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--model", type=Path, metavar="DIR", help="load this model folder")
-    where.add_argument("--target", metavar="HOST:PORT", help="ask this server")
+    where.add_argument("--target", type=host_port, metavar="HOST:PORT", help="ask this server")
     parser.add_argument("--raw", action="store_true", help="continue PROMPT as it stands, without the chat template")
     parser.add_argument("--system", metavar="TEXT", help="system message of the conversation")
     add_sampling_arguments(parser)

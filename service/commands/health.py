@@ -9,12 +9,13 @@ from chairlift.inference.v1 import inference_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from service.bench.number_flags import MAX_SECONDS, real_number
+from service.commands.target import host_port
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags of `health`."""
     parser.add_argument(
-        "--target", default="127.0.0.1:50051", metavar="HOST:PORT", help="the server (default %(default)s)"
+        "--target", type=host_port, default="127.0.0.1:50051", metavar="HOST:PORT", help="the server (%(default)s)"
     )
     parser.add_argument(
         "--wait",
@@ -38,7 +39,7 @@ def run(args: Namespace) -> int:
                 status = stub.Check(request, timeout=max(left_s, 1.0), wait_for_ready=left_s > 0).status
                 answer = health_pb2.HealthCheckResponse.ServingStatus.Name(status)
             except grpc.RpcError as error:
-                answer = error.code().name
+                answer = " ".join(f"{error.code().name}: {error.details()}".split())
             if answer == "SERVING":
                 print(answer)
                 return 0

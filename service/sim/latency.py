@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -99,9 +99,22 @@ def load_latency(source: str) -> StepLatency:
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: must be an object of step times, or a list of measured steps")
     try:
-        return StepLatency(**{str(name): float(value) for name, value in document.items()})
-    except (TypeError, ValueError, OverflowError) as error:
+        return _step_latency(document)
+    except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
+
+
+def _step_latency(document: Mapping[str, object]) -> StepLatency:
+    """Raises ConfigError."""
+    known = {field.name: field.default is MISSING for field in fields(StepLatency)}
+    if unknown := [name for name in document if name not in known]:
+        raise ConfigError(f"{', '.join(unknown)}: no step times; those are {', '.join(known)}")
+    if missing := [name for name, is_needed in known.items() if is_needed and name not in document]:
+        raise ConfigError(f"lacks {', '.join(missing)}")
+    for name, value in document.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{name} is {json.dumps(value)}, but must be a number of nanoseconds")
+    return StepLatency(**document)  # type: ignore[arg-type]  # all are numbers
 
 
 def fit_latency(steps: Sequence[MeasuredStep]) -> StepLatency:

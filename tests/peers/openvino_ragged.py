@@ -34,7 +34,7 @@ def run(pipeline: openvino_genai.ContinuousBatchingPipeline, requests: list[dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--requests", type=Path, required=True)
     parser.add_argument("--max-num-seqs", type=int, default=16)

@@ -34,6 +34,7 @@ def test_batch_stays_full_while_sequences_come_and_go(has_cache: bool) -> None:
 
 def test_table_has_a_line_per_case(capsys: pytest.CaptureFixture[str]) -> None:
     assert schedule.run(parse("--running", "4", "--steps", "3")) == 0
-    header, *lines = capsys.readouterr().out.splitlines()
+    header, units, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["running", "plan+commit", "p50"]
+    assert units.split() == ["us"] * 5
     assert len(lines) == 1

@@ -116,21 +116,26 @@ def test_a_file_whose_path_has_an_equals_sign_is_found(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "reason"),
     [
-        "[]",
-        "[" * 100_000,
-        '{"runs": 3}',
-        '{"runs": [{"name": "", "rate": "x"}]}',
-        '{"runs": [{"name": "", "rate": NaN}]}',
-        '{"runs": [{"name": "", "rate": 1' + "0" * 400 + "}]}",
+        ("", "Expecting value"),
+        ("[]", 'it has no list "runs"'),
+        ("[" * 100_000, ""),
+        ('{"a": 1}', 'it has no list "runs"'),
+        ('{"runs": 3}', 'it has no list "runs"'),
+        ('{"runs": [{"name": ""}]}', "one of them lacks its name or its rate"),
+        ('{"runs": [{"name": "", "rate": "x"}]}', "its rate is 'x'"),
+        ('{"runs": [{"name": "", "rate": NaN}]}', "its rate is nan"),
+        ('{"runs": [{"name": "", "rate": 1' + "0" * 400 + "}]}", ""),
     ],
 )
-def test_what_is_no_report_is_told_in_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_report_is_told_in_one_line(
+    text: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "x").write_text(text, encoding="utf-8")
     assert cli.main(["chart", "rate", str(tmp_path / "x")]) == 2
     err = capsys.readouterr().err
-    assert "is not a report of runs" in err and err.count("\n") == 1
+    assert f"is not a report of runs: {reason}" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,15 @@ def test_bad_arguments_are_one_line_and_2(arguments: list[str], capsys: pytest.C
     assert line.startswith("chairlift") and line.endswith(" --help\n") and line.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", [["health", "--targ", "a:1"], ["bench", "serve", "--targ", "a:1"]])
+def test_a_flag_is_not_cut_short(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """What is the start of one flag today may be the start of two tomorrow."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "unrecognized arguments: --targ" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -127,7 +136,18 @@ def test_server_that_is_not_there_is_one_line_and_2() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith(f"chairlift generate: {target}: UNAVAILABLE")
     assert len(done.stderr.splitlines()) == 1
-    assert (health.returncode, health.stderr) == (1, f"{target}: UNAVAILABLE\n")
+    assert health.returncode == 1
+    assert health.stderr.startswith(f"{target}: UNAVAILABLE: ") and "Connection refused" in health.stderr
+    assert len(health.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["health"], ["generate", "hello"], ["bench", "serve"]])
+@pytest.mark.parametrize("target", ["foo", "foo:"])
+def test_target_without_a_port_is_refused(command: list[str], target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*command, "--target", target])
+    assert caught.value.code == 2
+    assert f"{target}: no port, use HOST:PORT" in capsys.readouterr().err
 
 
 def test_prompt_that_is_no_text_is_one_line_and_2(capsys: pytest.CaptureFixture[str]) -> None:

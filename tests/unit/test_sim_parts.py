@@ -221,6 +221,24 @@ def test_step_times_that_are_none_are_refused(text: str, tmp_path: Path) -> None
         load_latency(str(path))
 
 
+@pytest.mark.parametrize(
+    ("times", "complaint"),
+    [
+        ({"a": 1}, "a: no step times; those are overhead_ns, prefill_token_ns, "),
+        ({"overhead_ns": 1, "decode_row_ns": 1}, "lacks prefill_token_ns, context_token_ns$"),
+        (
+            {"overhead_ns": "1", "prefill_token_ns": 1, "decode_row_ns": 1, "context_token_ns": 1},
+            'overhead_ns is "1", but must be a number of nanoseconds',
+        ),
+    ],
+)
+def test_step_times_that_are_none_are_named(times: dict[str, object], complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps(times))
+    with pytest.raises(ConfigError, match=rf"times\.json: {complaint}"):
+        load_latency(str(path))
+
+
 def test_file_of_step_times_that_is_missing_is_named_with_the_profiles() -> None:
     with pytest.raises(ConfigError, match="nowhere: no such file, and no profile; profiles: h200-like"):
         load_latency("nowhere")
