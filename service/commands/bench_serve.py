@@ -33,6 +33,7 @@ from service.bench.timeline import LoadReport, load_report
 from service.commands.generate import RemoteError
 from service.commands.report_output import add_output_arguments, check_output, good_limits, write_output
 from service.commands.request_lines import parse_line
+from service.commands.target import host_port
 from service.errors import ChairliftError, ConfigError
 from service.report.latency_limits import LatencyLimits
 from service.sim.arrivals import arrivals_named
@@ -76,7 +77,9 @@ class _Line(NamedTuple):
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("--target", default="127.0.0.1:50051", metavar="HOST:PORT", help="the server (%(default)s)")
+    parser.add_argument(
+        "--target", type=host_port, default="127.0.0.1:50051", metavar="HOST:PORT", help="the server (%(default)s)"
+    )
     parser.add_argument(
         "--rates", type=rates, default="1", metavar="R,..", help="requests per second, one run each (1)"
     )
@@ -152,7 +155,7 @@ def _feed(args: Namespace) -> Feed:
             raise ConfigError("--arrivals trace: needs --requests, whose lines have arrival_s")
         return Feed(_random_requests(args, args.num_requests or 100))
     with args.requests.open(encoding="utf-8", errors="replace") as lines:
-        read = [_read_line(line, f"{args.requests}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+        read = [_read_line(line, args.requests, number) for number, line in enumerate(lines, 1) if line.strip()]
     if not read:
         raise ConfigError(f"{args.requests}: holds no request")
     if args.arrivals == "trace":
@@ -165,8 +168,9 @@ def _feed(args: Namespace) -> Feed:
     return Feed([line.request for line in chosen], [line.tenant for line in chosen], arrival_s)
 
 
-def _read_line(line: str, where: str) -> _Line:
+def _read_line(line: str, path: Path, number: int) -> _Line:
     """Raises ConfigError."""
+    where = f"{path}:{number}"
     arrival_s = None
     try:
         document = json.loads(line)
@@ -177,7 +181,7 @@ def _read_line(line: str, where: str) -> _Line:
         raise ConfigError(f"{where}: {error}") from error
     if arrival_s is not None and not 0 <= arrival_s < 1e9:
         raise ConfigError(f"{where}: arrival_s is {arrival_s}, but must be seconds from the trace's start")
-    parsed = parse_line(line)
+    parsed = parse_line(line, number)
     request = parsed.request
     if isinstance(request, ChairliftError):
         raise ConfigError(f"{where}: {request}") from request

@@ -11,8 +11,17 @@ from service.errors import ChairliftError, InvalidRequestError
 
 INTEGERS = ("max_tokens", "top_k", "seed", "num_logprobs", "min_tokens", "n", "priority")
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "timeout_s")
-FIELDS = (*INTEGERS, *NUMBERS, "logit_bias", "ignore_eos", "stop_token_ids", "stop_strings", "stop", "tenant")
+OTHERS = ("logit_bias", "ignore_eos", "stop_token_ids", "stop_strings", "stop")
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
+FIELDS = ("id", *PROMPTS, "tenant", *INTEGERS, *NUMBERS, *OTHERS)
+
+
+class BadLineError(InvalidRequestError):
+    """A line that holds no object at all, and so no id either."""
+
+    def __init__(self, number: int, why: str) -> None:
+        ChairliftError.__init__(self, f"line {number} {why}")
+        self.field, self.value, self.limit = "line", number, why
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +31,29 @@ class RequestLine:
     id: object  # whatever JSON value the line has; None when it has none
     request: tuple[Prompt, GenerationParams] | ChairliftError
     tenant: str = ""  # whose it is
+    number: int = 1  # its place in the file
 
 
-def parse_line(line: str) -> RequestLine:
-    """Read one line; never raises. Fields that are null count as unset, unknown ones are an error."""
+def parse_line(line: str, number: int = 1) -> RequestLine:
+    """Read the line of that `number`; never raises. Fields that are null count as unset, unknown ones are an error."""
     line_id: object = None
     try:
-        document = json.loads(line)
+        document = json.loads(line.rstrip())
         if not isinstance(document, dict):
-            raise InvalidRequestError("line", type(document).__name__, "a JSON object")
+            raise BadLineError(number, "is not a JSON object")
         given = {name: value for name, value in document.items() if value is not None}
         line_id = given.pop("id", None)
         tenant = _take_tenant(given)
-        return RequestLine(line_id, (_take_prompt(given), _params(given)), tenant)
-    except ValueError as error:
-        return RequestLine(line_id, InvalidRequestError("line", line[:40], f"a JSON object: {error}"))
+        return RequestLine(line_id, (_take_prompt(given), _params(given)), tenant, number)
+    except json.JSONDecodeError as error:
+        bad = BadLineError(number, f"is not JSON: {error.msg} at column {error.colno}")
+        return RequestLine(line_id, bad, number=number)
+    except ValueError as error:  # an integer of thousands of digits
+        return RequestLine(line_id, BadLineError(number, f"cannot be read: {error}"), number=number)
     except RecursionError:
-        return RequestLine(line_id, InvalidRequestError("line", line[:40], "not nested so deep"))
+        return RequestLine(line_id, BadLineError(number, "is nested too deep"), number=number)
     except ChairliftError as error:
-        return RequestLine(line_id, error)
+        return RequestLine(line_id, error, number=number)
 
 
 def result_line(line_id: object, generation: Generation, whole: TextChunk, index: int | None = None) -> str:
@@ -79,9 +92,9 @@ def result_line(line_id: object, generation: Generation, whole: TextChunk, index
     return json.dumps(result, ensure_ascii=False) + "\n"
 
 
-def error_line(line_id: object, error: Exception) -> str:
-    """The result of a request that did not end well."""
-    return json.dumps({"id": line_id, "error": str(error)}, ensure_ascii=False) + "\n"
+def error_line(line: RequestLine, error: Exception) -> str:
+    """The result of a request that did not end well, and its place in the file, for those without an id."""
+    return json.dumps({"id": line.id, "line": line.number, "error": str(error)}, ensure_ascii=False) + "\n"
 
 
 def _take_tenant(given: dict[str, object]) -> str:

@@ -27,9 +27,9 @@ from service.obs.logging import configure_logging
 
 EPILOG = """A request line is a JSON object: an `id`, one of `prompt`, `prompt_token_ids` and `messages`, perhaps a
 `tenant` whose it is, and sampling fields (max_tokens, temperature, top_k, top_p, min_p, seed, stop, ignore_eos, ...). A
-result line has the `id`, `token_ids`, `text`, `finish_reason`, `usage` and `timings`, or `error` when the request was
-bad; with `n` there is a line for each sample, with its `index`. Results are written as they finish, and long requests
-start first, so join them to their requests by `id`."""
+result line has the `id`, `token_ids`, `text`, `finish_reason`, `usage` and `timings`, or `error` and its place, `line`,
+when the request was bad; with `n` there is a line for each sample, with its `index`. Results are written as they
+finish, and long requests start first, so join them to their requests by `id`."""
 WINDOW_LINES = 4096
 """Lines read ahead, of which the longest starts next: what starts last should end soon, for it runs nearly alone."""
 
@@ -118,7 +118,7 @@ class BatchRun:
         """Answer every line of `requests` that is not blank. Raises EngineDeadError when the engine has stopped."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                for line in longest_first(parse_line(text) for text in requests if text.strip()):
+                for line in longest_first(parse_line(*each) for each in numbered(requests)):
                     await self._slots.acquire()
                     tasks.create_task(self._answer_line(line))
         except* EngineDeadError as errors:
@@ -135,7 +135,7 @@ class BatchRun:
             raise
         except ChairliftError as error:
             self._tally.num_errors += 1
-            self._write(error_line(line.id, error))
+            self._write(error_line(line, error))
         finally:
             self._slots.release()
 
@@ -158,6 +158,11 @@ class BatchRun:
         if self._is_terminal:
             sys.stderr.write(f"\r\033[K{self._tally.summary()}")
             sys.stderr.flush()
+
+
+def numbered(requests: TextIO) -> Iterator[tuple[str, int]]:
+    """Lines that are not blank, and their places in the file, from 1."""
+    return ((text, number) for number, text in enumerate(requests, 1) if text.strip())
 
 
 def longest_first(lines: Iterator[RequestLine]) -> Iterator[RequestLine]:

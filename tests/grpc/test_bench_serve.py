@@ -159,5 +159,5 @@ def test_file_that_is_no_utf_8_is_told_by_its_line(tmp_path: Path) -> None:
 def test_server_that_is_not_there_is_one_line_and_2() -> None:
     done = run_cli("bench", "serve", "--target", "127.0.0.1:1", "--num-requests", "3")
     assert done.returncode == 2
-    assert done.stderr.startswith("chairlift bench: 127.0.0.1:1: UNAVAILABLE: ")
+    assert done.stderr.startswith("chairlift bench serve: 127.0.0.1:1: UNAVAILABLE: ")
     assert len(done.stderr.splitlines()) == 1

@@ -103,7 +103,28 @@ def test_bad_line_is_an_error_that_names_the_field(text: str, field: str) -> Non
 
 def test_bad_line_keeps_its_id() -> None:
     assert parse_line(line(id="b7", prompt=3)).id == "b7"
-    assert json.loads(error_line("b7", ChairliftError("x"))) == {"id": "b7", "error": "x"}
+    answer = error_line(RequestLine("b7", (TextPrompt("p"), GenerationParams()), number=4), ChairliftError("x"))
+    assert json.loads(answer) == {"id": "b7", "line": 4, "error": "x"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense\n", "line 3 is not JSON: Expecting value at column 1"),
+        ('{"id": 1\n', "line 3 is not JSON: Expecting ',' delimiter at column 9"),
+        ("[1]\n", "line 3 is not a JSON object"),
+        ("[" * 100_000, "line 3 is nested too deep"),
+    ],
+)
+def test_line_that_is_no_object_is_told_by_its_place(text: str, message: str) -> None:
+    parsed = parse_line(text, 3)
+    assert (parsed.number, str(parsed.request)) == (3, message)
+
+
+def test_unknown_field_is_told_with_all_that_are_known() -> None:
+    limit = str(parse_line(line(id=1, prompt="p", x=1)).request).partition("one of ")[2]
+    known = {"id", "prompt", "prompt_token_ids", "messages", "tenant", "max_tokens", "temperature", "stop", "timeout_s"}
+    assert known <= set(limit.split(", "))
 
 
 def test_longest_requests_start_first_and_equals_keep_their_order() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.commands.request_lines import error_line
+from service.commands.request_lines import error_line, parse_line
 from service.commands.run import BatchRun, open_results
 from service.errors import EngineDeadError, ExecutorError
 from tests.doubles import PROMPT, run_async, served_toy, toy_output, toy_text
@@ -39,6 +39,8 @@ def test_every_line_gets_its_result_and_a_bad_one_stops_nothing() -> None:
         assert set(good[3]["timings"]) == {"prepare_ms", "first_token_ms", "decode_ms", "total_ms"}
         bad = {result["id"]: result["error"] for result in results if "error" in result}
         assert set(bad) == {None, "b"} and "prompt" in bad["b"]
+        assert bad[None] == "line 11 is not JSON: Expecting value at column 1"
+        assert {result["id"]: result["line"] for result in results if "error" in result} == {None: 11, "b": 13}
         assert (tally.num_requests, tally.num_errors) == (22, 2)
         assert (tally.prompt_tokens, tally.completion_tokens) == (40, sum(range(1, 21)))
 
@@ -120,5 +122,5 @@ def test_folder_of_the_results_is_missed_before_the_model_is_looked_at(tmp_path:
 @pytest.mark.parametrize("line_id", ["naïve ☃", "half a pair: \ud800"])
 def test_id_of_any_characters_comes_back_as_it_was(line_id: str, tmp_path: Path) -> None:
     with open_results(tmp_path / "out.jsonl") as output:
-        output.write(error_line(line_id, ExecutorError("no")))
+        output.write(error_line(parse_line(json.dumps({"id": line_id})), ExecutorError("no")))
     assert json.loads((tmp_path / "out.jsonl").read_bytes())["id"] == line_id
