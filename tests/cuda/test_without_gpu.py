@@ -18,6 +18,7 @@ from service.executor.cuda.launch import CudaOps, LoadedKernel
 from service.executor.factory import create_executor
 from service.executor.op_library import OpLibrary
 from tests.cuda.conftest import CONFIG
+from tests.cuda.gpu_check.__main__ import main as gpu_check
 
 
 def has_driver() -> bool:
@@ -37,6 +38,13 @@ def test_a_command_says_in_one_line_what_is_missing_and_exits_with_2(tiny_float1
     arguments = [sys.executable, "-m", "service.cli", command, "--model", str(tiny_float16), "--device", "cuda", *rest]
     result = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
     assert (2, f"chairlift {command}: {MISSING}\n") == (result.returncode, result.stderr)
+
+
+def test_the_gpu_check_ends_at_once_and_says_why(tmp_path, capsys) -> None:
+    assert 2 == gpu_check(["--out", str(tmp_path / "out")])
+    said = capsys.readouterr()
+    rest = "nothing to check; DEVICE=sim runs the same steps on the simulator"
+    assert ("", f"{MISSING}: {rest}\n") == (said.out, said.err)
 
 
 def test_the_model_is_not_read_before(tmp_path) -> None:

@@ -2,7 +2,7 @@
 
 Steps run in processes of their own, each with a limit in seconds; one that fails, crashes or overruns stops no other.
 Writes DIR/results.json and DIR/results.md; exits with 1 if a step failed, with 2 if none failed and none
-passed. On the simulator sizes are small, and times are printed but not judged.
+passed, and at once where there is no GPU. On the simulator sizes are small, and times are printed but not judged.
 """
 
 import argparse
@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from service.errors import ConfigError
+from service.executor.cuda.probe import require_driver
 from tests.cuda.gpu_check.comparison import compare
 from tests.cuda.gpu_check.report import FAILED, PASSED, Result, write_report
 from tests.cuda.gpu_check.runner import run_steps
@@ -19,7 +21,7 @@ from tests.cuda.gpu_check.steps import STEPS
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
-    parser = argparse.ArgumentParser(description="Check the CUDA kernels on this machine's GPU.")
+    parser = argparse.ArgumentParser(description="Check the CUDA kernels on this machine's GPU.", allow_abbrev=False)
     names = [step.name for step in STEPS]
     parser.add_argument("--device", choices=("cuda", "sim"), default="cuda")
     parser.add_argument("--part", type=int, choices=(1, 2), help="1: right? 2: fast? (default: both)")
@@ -35,12 +37,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps = [step for step in STEPS if options.part in (None, step.part)]
     if elsewhere := options.steps and set(chosen) - {step.name for step in steps}:
         parser.error(f"--steps: not in part {options.part}: {', '.join(sorted(elsewhere))}")
+    if options.device == "cuda" and (missing := missing_gpu()) is not None:
+        print(f"{missing}: nothing to check; DEVICE=sim runs the same steps on the simulator", file=sys.stderr)
+        return 2
     patience = options.patience or (10 if options.device == "sim" else 1)
     results = run_steps(steps, options.device, chosen, options.out, patience=patience)
     if options.part != 1:
         results.append(compare(results, options.device))
     print(write_report(results, options.device, options.out))
     return exit_code(results)
+
+
+def missing_gpu() -> str | None:
+    """Why no step could run on a GPU here; None: nothing that can be told before trying."""
+    try:
+        require_driver()
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def positive(text: str) -> float:

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO
 
+from service.errors import ConfigError
 from tests.cuda.gpu_check.device import NotRunError, StepFailedError, open_device
 from tests.cuda.gpu_check.report import FAILED, NOT_RUN, PASSED, Result, Row
 from tests.cuda.gpu_check.steps import Step
@@ -124,6 +125,8 @@ def run_step(function: str, device_name: str, written: Path) -> None:
             is_ours = (error.name or "").partition(".")[0] in OURS
             status, reason = FAILED if is_ours else NOT_RUN, str(error)
         except StepFailedError as error:
+            status, reason = FAILED, str(error)
+        except ConfigError as error:  # its text is a sentence
             status, reason = FAILED, str(error)
         except Exception as error:  # a step may fail in any way; that is what is reported
             traceback.print_exc()
