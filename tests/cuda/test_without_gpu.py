@@ -1,6 +1,7 @@
 """Asking for a GPU on a machine without one: a line that says what is missing, and exit code 2."""
 
 import ctypes
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,9 @@ import pytest
 from cuda.bindings import driver
 from cuda.pathfinder import DynamicLibNotFoundError
 
+from graphs.manifest import MANIFEST_NAME
 from service.errors import ConfigError
+from service.executor import factory
 from service.executor.cuda.driver import CudaDriver
 from service.executor.cuda.kernels_driver import DriverModules
 from service.executor.cuda.launch import CudaOps, LoadedKernel
@@ -47,9 +50,24 @@ def test_the_gpu_check_ends_at_once_and_says_why(tmp_path, capsys) -> None:
     assert ("", f"{MISSING}: {rest}\n") == (said.out, said.err)
 
 
-def test_the_model_is_not_read_before(tmp_path) -> None:
+def test_the_model_is_not_read_before(tiny_float16, tmp_path) -> None:
+    for file in tiny_float16.iterdir():
+        (tmp_path / file.name).touch()
+    shutil.copy(tiny_float16 / MANIFEST_NAME, tmp_path)  # which holds the hashes of what the files should be
     with pytest.raises(ConfigError, match="no NVIDIA driver is installed"):
         create_executor(replace(CONFIG, model_dir=tmp_path, device="cuda"))
+
+
+def test_what_no_card_would_help_is_told_first(tiny_folder) -> None:
+    folder = tiny_folder("w8a8")
+    with pytest.raises(ConfigError, match="weight format: 'w8a8' does not run on cuda: export the model as one of"):
+        create_executor(replace(CONFIG, model_dir=folder, device="cuda"))
+
+
+def test_without_the_cuda_package_the_driver_is_told(tiny_folder, monkeypatch) -> None:
+    monkeypatch.setattr(factory, "has_cuda_package", lambda: False)
+    with pytest.raises(ConfigError, match="no NVIDIA driver is installed"):
+        create_executor(replace(CONFIG, model_dir=tiny_folder("w8a8"), device="cuda"))
 
 
 def test_the_driver_and_its_launch_function_are_asked_for_without_harm() -> None:

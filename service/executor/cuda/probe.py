@@ -29,6 +29,11 @@ def require_driver() -> None:
         raise _refusal(missing)
 
 
+def has_cuda_package() -> bool:
+    """Whether the modules of this package that need cuda.bindings can be imported."""
+    return find_spec("cuda") is not None and find_spec("cuda.bindings") is not None
+
+
 def _refusal(missing: str) -> ConfigError:
     return ConfigError(f"device: cuda cannot be used: {missing}")
 
@@ -46,6 +51,6 @@ def _missing() -> str | None:
     code = library.cuDeviceGetCount(ctypes.byref(count))
     if code != 0 or count.value < 1:
         return "the NVIDIA driver finds no GPU"
-    if find_spec("cuda") is None or find_spec("cuda.bindings") is None:
+    if not has_cuda_package():
         return "the package cuda-python is not installed"
     return None
