@@ -1,6 +1,7 @@
 """An export is whole and verified, or it is not there."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import ml_dtypes
@@ -68,17 +69,24 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path, source: Path):
     assert names(tmp_path / "models") == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_terminated_export_leaves_nothing(tmp_path: Path, source: Path, number: signal.Signals):
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP])
+def unhandled(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """A signal that ends the process, also where the tests were started to ignore it, as `nohup` does."""
+    before = signal.signal(request.param, signal.SIG_DFL)
+    yield request.param
+    signal.signal(request.param, before)
+
+
+def test_a_terminated_export_leaves_nothing(tmp_path: Path, source: Path, unhandled: signal.Signals):
     def terminate(stage: str, num_done: int, num_parts: int) -> None:
         if (stage, num_done) == ("writing weights", 2):
-            signal.raise_signal(number)
+            signal.raise_signal(unhandled)
 
     with pytest.raises(SystemExit) as ended:
         export_model(source, tmp_path / "models" / "tiny", "float32", progress=terminate)
-    assert ended.value.code == 128 + number
+    assert ended.value.code == 128 + unhandled
     assert names(tmp_path / "models") == []
-    assert signal.getsignal(number) is signal.SIG_DFL
+    assert signal.getsignal(unhandled) is signal.SIG_DFL
 
 
 def test_a_failed_export_leaves_the_old_folder_as_it_was(tmp_path: Path, source: Path):
