@@ -8,6 +8,7 @@ that a kernel has written.
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -192,7 +193,8 @@ def main() -> None:
         for name, make in CASES.items():
             case = make()
             write(FOLDER / f"{name}.npz", case.arrays, case.run(device, case.arrays))
-    CUBIN.write_bytes(compile_cubin(READ_ONLY, CUBIN_ARCHITECTURE).cubin)
+    with chdir("/"):  # the compiler notes where it ran
+        CUBIN.write_bytes(compile_cubin(READ_ONLY, CUBIN_ARCHITECTURE).cubin)
 
 
 if __name__ == "__main__":
