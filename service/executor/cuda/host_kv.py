@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from service.core.plan import StepPlan
 from service.core.types import Int32Array
@@ -14,6 +15,8 @@ from service.executor.cuda.device import Device
 from service.executor.cuda.memory import DeviceKv, PinnedBuffer
 from service.executor.kv_layout import parse_kv_memory
 from service.executor.machine import available_memory_bytes
+
+UInt8Array = npt.NDArray[np.uint8]
 
 _MEASURED_BLOCKS: Final = 64
 _NUM_MEASUREMENTS: Final = 3
@@ -74,16 +77,19 @@ class HostKv:
         self._buffer.close()
 
     def _copy_out(self, copies: Int32Array) -> None:
-        for run in _runs(copies):
-            for layer, address in zip(self._layers, self._kv.addresses, strict=True):
-                target = layer[run.host_block : run.host_block + run.num_blocks]
-                self._device.copy_out(target, address + run.block * self._block_bytes)
+        for address, host_blocks in self._pieces(copies):
+            self._device.copy_out(host_blocks, address)
 
     def _copy_in(self, copies: Int32Array) -> None:
+        for address, host_blocks in self._pieces(copies):
+            self._device.copy_in(address, host_blocks)
+
+    def _pieces(self, copies: Int32Array) -> Iterator[tuple[int, UInt8Array]]:
+        """What is copied at once: where it lies on the device, and on the host."""
         for run in _runs(copies):
             for layer, address in zip(self._layers, self._kv.addresses, strict=True):
-                source = layer[run.host_block : run.host_block + run.num_blocks]
-                self._device.copy_in(address + run.block * self._block_bytes, source)
+                host_blocks = layer[run.host_block : run.host_block + run.num_blocks]
+                yield address + run.block * self._block_bytes, host_blocks
 
     def _shortest_ns(self, copy: Callable[[Int32Array], None], copies: Int32Array) -> int:
         times_ns = []
