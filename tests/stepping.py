@@ -29,17 +29,7 @@ def run_requests(
 
     With `looks_ahead`, steps are dispatched ahead where scheduler and executor let them.
     """
-    given = executor.limits
-    config = SchedulerConfig(
-        num_blocks=given.num_blocks,
-        block_size=given.block_size,
-        max_num_seqs=given.max_num_seqs,
-        max_num_batched_tokens=given.max_num_batched_tokens,
-        max_model_len=given.max_model_len,
-        watermark_fraction=0.0,
-        num_host_blocks=given.num_host_blocks,
-    )
-    scheduler, outcome = Scheduler(replace(config, **limits)), Outcome()
+    scheduler, outcome = scheduler_for(executor, **limits), Outcome()
     for request in requests:
         scheduler.add(request)
         outcome.tokens[request.seq_id] = []
@@ -58,6 +48,21 @@ def run_requests(
     totals = scheduler.counters.totals
     outcome.num_preemptions, outcome.num_restored_blocks = totals.num_preemptions, totals.num_restored_blocks
     return outcome
+
+
+def scheduler_for(executor: Executor, **limits: int) -> Scheduler:
+    """A scheduler within the executor's limits, or the tighter `limits`, that keeps no blocks free."""
+    given = executor.limits
+    config = SchedulerConfig(
+        num_blocks=given.num_blocks,
+        block_size=given.block_size,
+        max_num_seqs=given.max_num_seqs,
+        max_num_batched_tokens=given.max_num_batched_tokens,
+        max_model_len=given.max_model_len,
+        watermark_fraction=0.0,
+        num_host_blocks=given.num_host_blocks,
+    )
+    return Scheduler(replace(config, **limits))
 
 
 def dispatched(executor: Executor, scheduler: Scheduler, plan: StepPlan | None) -> Flight | None:

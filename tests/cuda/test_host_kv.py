@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from service.core.plan import NO_COPIES, StepPlan
-from service.core.scheduler import Scheduler, SchedulerConfig
 from service.core.types import Request
 from service.errors import ConfigError, ExecutorError
 from service.executor.cuda.executor import CudaExecutor
@@ -21,7 +20,7 @@ from tests.cuda.numpy_kernels import NumpyKernels
 from tests.cuda.simulated_kernels import SimulatedKernels
 from tests.cuda.test_executor import GREEDY, requests
 from tests.cudasim.build import missing_tool
-from tests.stepping import run_requests
+from tests.stepping import run_requests, scheduler_for
 
 LAYOUT = KvLayout(KvDtype.FLOAT16, num_layers=2, num_blocks=12, num_kv_heads=2, block_size=16, head_dim=8)
 BLOCK_BYTES = LAYOUT.layer_bytes // LAYOUT.num_blocks
@@ -110,21 +109,10 @@ def conversations(num_turns: int) -> list[Request]:
     ]
 
 
-def serve_one_by_one(
-    executor: CudaExecutor, asked: list[Request], **changes: object
-) -> tuple[dict[int, list[int]], int]:
+def serve_one_by_one(executor: CudaExecutor, asked: list[Request], **changes: int) -> tuple[dict[int, list[int]], int]:
     """Tokens by request, and how many blocks were restored."""
-    limits = executor.limits
-    config = SchedulerConfig(
-        num_blocks=10,  # nine hold the longest conversation, and nothing beside it
-        block_size=limits.block_size,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
-        watermark_fraction=0.0,
-        num_host_blocks=limits.num_host_blocks,
-    )
-    scheduler = Scheduler(replace(config, **changes))
+    num_blocks = 10  # nine hold the longest conversation, and nothing beside it
+    scheduler = scheduler_for(executor, **{"num_blocks": num_blocks, **changes})
     tokens: dict[int, list[int]] = {}
     for request in asked:
         scheduler.add(request)

@@ -6,9 +6,10 @@ from statistics import median
 
 import numpy as np
 
-from service.core.scheduler import Scheduler, SchedulerConfig
+from service.core.scheduler import Scheduler
 from service.core.types import Request, SamplingParams
 from service.executor.api import Executor
+from tests.stepping import scheduler_for
 
 PROMPT_TOKENS = 64
 SPARE_TOKENS = 60  # that sequences have besides those of the timed steps, while others' prompts are computed, say
@@ -82,16 +83,7 @@ def _ahead(executor: Executor, batch: int, num_steps: int) -> list[int]:
 
 def _scheduler(executor: Executor, batch: int, num_steps: int) -> Scheduler:
     """With `batch` requests for more tokens than are timed."""
-    limits = executor.limits
-    config = SchedulerConfig(
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
-        watermark_fraction=0.0,
-    )
-    scheduler = Scheduler(config)
+    scheduler = scheduler_for(executor)
     rng = np.random.default_rng(batch)
     sampling = SamplingParams(max_tokens=2 * num_steps + SPARE_TOKENS, temperature=0.0, ignore_eos=True)
     for seq_id in range(batch):
