@@ -14,8 +14,9 @@ from service import config
 from service.bench.number_flags import MAX_COUNT, whole_number
 from service.commands.assembly import load_model
 from service.commands.model_source import model_folder
-from service.commands.run import OFFLINE, BatchRun, Tally
+from service.commands.run import OFFLINE, BatchRun, Tally, longest_first, request_lines
 from service.commands.weights import add_weights_argument
+from service.engine.scheduling import SchedulingSettings
 from service.obs.engine_log import EngineLog
 from service.obs.logging import configure_logging
 
@@ -27,6 +28,7 @@ class OfflineRun:
     requests: int
     errors: int  # requests that were refused or failed
     prompt_tokens: int
+    cached_prompt_tokens: int  # that the prefix cache held, also those of an earlier pass
     output_tokens: int
     elapsed_s: float
     requests_per_s: float
@@ -46,8 +48,21 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--runs", type=whole_number(1, MAX_COUNT), default=1, metavar="N", help="passes over the file (default 1)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
+    parser.add_argument(
+        "--order",
+        choices=("longest-first", "file"),
+        default="longest-first",
+        help="how requests start: longest-first, as `chairlift run` does; file: in the file's order, as a server's "
+        "queue gets them (default longest-first)",
+    )
+    parser.add_argument(
+        "--max-concurrency",
+        type=whole_number(1, MAX_COUNT),
+        metavar="N",
+        help="requests at the engine at the same time; unset: twice max_num_seqs",
+    )
     add_weights_argument(parser, None)
-    config.add_arguments(parser, config.ExecutorSettings)
+    config.add_arguments(parser, config.ExecutorSettings, SchedulingSettings)
 
 
 def run(args: Namespace) -> int:
@@ -66,7 +81,8 @@ def text_report(runs: list[OfflineRun]) -> str:
     """A line per pass."""
     return "".join(
         f"{run.requests} requests, {run.errors} bad, in {run.elapsed_s:.2f} s: {run.requests_per_s:.2f} requests/s, "
-        f"{run.output_tokens_per_s:.1f} output tokens/s, {run.total_tokens_per_s:.1f} tokens/s in all\n"
+        f"{run.output_tokens_per_s:.1f} output tokens/s, {run.total_tokens_per_s:.1f} tokens/s in all, "
+        f"{run.cached_prompt_tokens} of {run.prompt_tokens} prompt tokens cached\n"
         for run in runs
     )
 
@@ -77,6 +93,7 @@ def offline_run(tally: Tally, elapsed_s: float) -> OfflineRun:
         requests=tally.num_requests,
         errors=tally.num_errors,
         prompt_tokens=tally.prompt_tokens,
+        cached_prompt_tokens=tally.cached_prompt_tokens,
         output_tokens=tally.completion_tokens,
         elapsed_s=elapsed_s,
         requests_per_s=(tally.num_requests - tally.num_errors) / elapsed_s,
@@ -87,15 +104,19 @@ def offline_run(tally: Tally, elapsed_s: float) -> OfflineRun:
 
 async def _measure(args: Namespace) -> list[OfflineRun]:
     configure_logging("warning")
-    executor = config.load(config.ExecutorSettings, args)
-    text = args.requests.read_text(encoding="utf-8", errors="replace")
-    model = load_model(model_folder(args.model, args.weights, executor.device), executor, OFFLINE, EngineLog())
+    executor, scheduling = config.load(config.ExecutorSettings, args), config.load(SchedulingSettings, args)
+    requests = args.requests.read_text(encoding="utf-8", errors="replace").split("\n")
+    model = load_model(
+        model_folder(args.model, args.weights, executor.device), executor, OFFLINE, EngineLog(), scheduling
+    )
+    max_in_flight = args.max_concurrency or 2 * executor.max_num_seqs
     runs = []
     async with model.running():
         loop = asyncio.get_running_loop()
         for _ in range(args.runs):
             start_s = loop.time()
-            batch = BatchRun(model.frontend, io.StringIO(), 2 * executor.max_num_seqs)
-            tally = await batch.answer(io.StringIO(text))
+            lines = request_lines(requests)
+            batch = BatchRun(model.frontend, io.StringIO(), max_in_flight)
+            tally = await batch.answer(longest_first(lines) if args.order == "longest-first" else lines)
             runs.append(offline_run(tally, max(loop.time() - start_s, 1e-9)))
     return runs

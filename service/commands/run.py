@@ -5,7 +5,7 @@ import heapq
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -73,7 +73,7 @@ async def _run(args: Namespace) -> None:
         # Opened now, not before: a model that does not load leaves the results of an earlier run as they are.
         with args.requests.open(encoding="utf-8", errors="replace") as requests, open_results(args.output) as output:
             batch = BatchRun(model.frontend, output, 2 * executor.max_num_seqs)
-            tally = await batch.answer(requests)
+            tally = await batch.answer(longest_first(request_lines(requests)))
     print(tally.summary(), file=sys.stderr)
 
 
@@ -90,6 +90,7 @@ class Tally:
     num_requests: int = 0
     num_errors: int = 0
     prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
     completion_tokens: int = 0
 
     def summary(self) -> str:
@@ -114,11 +115,11 @@ class BatchRun:
         self._tally = Tally(time.monotonic())
         self._is_terminal = sys.stderr.isatty()
 
-    async def answer(self, requests: TextIO) -> Tally:
-        """Answer every line of `requests` that is not blank. Raises EngineDeadError when the engine has stopped."""
+    async def answer(self, lines: Iterable[RequestLine]) -> Tally:
+        """Answer `lines`, started in their order. Raises EngineDeadError when the engine has stopped."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                for line in longest_first(parse_line(*each) for each in numbered(requests)):
+                for line in lines:
                     await self._slots.acquire()
                     tasks.create_task(self._answer_line(line))
         except* EngineDeadError as errors:
@@ -145,6 +146,7 @@ class BatchRun:
         with Samples(await self._frontend.submit_samples(*line.request, line.tenant)) as samples:
             wholes = await samples.collect()
         self._tally.prompt_tokens += samples.generations[0].num_prompt_tokens
+        self._tally.cached_prompt_tokens += samples.generations[0].num_cached_prompt_tokens
         has_index = line.request[1].n is not None
         lines = []
         for index, (generation, whole) in enumerate(zip(samples.generations, wholes, strict=True)):
@@ -160,12 +162,12 @@ class BatchRun:
             sys.stderr.flush()
 
 
-def numbered(requests: TextIO) -> Iterator[tuple[str, int]]:
-    """Lines that are not blank, and their places in the file, from 1."""
-    return ((text, number) for number, text in enumerate(requests, 1) if text.strip())
+def request_lines(requests: Iterable[str]) -> Iterator[RequestLine]:
+    """The lines that are not blank. Their numbers count from 1, blank ones included."""
+    return (parse_line(text, number) for number, text in enumerate(requests, 1) if text.strip())
 
 
-def longest_first(lines: Iterator[RequestLine]) -> Iterator[RequestLine]:
+def longest_first(lines: Iterable[RequestLine]) -> Iterator[RequestLine]:
     """`lines`, of the next WINDOW_LINES always the one with the largest max_tokens; unset counts as largest."""
     window: list[tuple[float, int, RequestLine]] = []
     for number, line in enumerate(lines):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.commands.request_lines import error_line, parse_line
-from service.commands.run import BatchRun, open_results
+from service.commands.run import BatchRun, open_results, request_lines
 from service.errors import EngineDeadError, ExecutorError
 from tests.doubles import PROMPT, run_async, served_toy, toy_output, toy_text
 from tests.unit.test_cli import run_cli
@@ -26,7 +26,7 @@ def test_every_line_gets_its_result_and_a_bad_one_stops_nothing() -> None:
         ]
         output = io.StringIO()
         async with served_toy() as toy:
-            tally = await BatchRun(toy.frontend, output, max_in_flight=5).answer(io.StringIO("\n".join(requests)))
+            tally = await BatchRun(toy.frontend, output, max_in_flight=5).answer(request_lines(requests))
             assert toy.has_all_blocks_free
         results = [json.loads(line) for line in output.getvalue().splitlines()]
         good = {result["id"]: result for result in results if "error" not in result}
@@ -47,6 +47,17 @@ def test_every_line_gets_its_result_and_a_bad_one_stops_nothing() -> None:
     run_async(main())
 
 
+def test_lines_start_in_the_order_given() -> None:
+    async def main() -> None:
+        lines = [json.dumps({"id": i, "prompt_token_ids": [i], "max_tokens": 1 + 3 * i % 5}) for i in range(5)]
+        output = io.StringIO()
+        async with served_toy() as toy:
+            await BatchRun(toy.frontend, output, max_in_flight=1).answer(request_lines(lines))
+        assert [json.loads(line)["id"] for line in output.getvalue().splitlines()] == [0, 1, 2, 3, 4]
+
+    run_async(main())
+
+
 def test_stop_string_in_the_middle_of_a_batch() -> None:
     async def main() -> None:
         expected = toy_output(PROMPT, 20)
@@ -54,7 +65,7 @@ def test_stop_string_in_the_middle_of_a_batch() -> None:
         request = {"id": 1, "prompt_token_ids": PROMPT, "max_tokens": 20, "temperature": 0, "stop": stop}
         output = io.StringIO()
         async with served_toy() as toy:
-            await BatchRun(toy.frontend, output, max_in_flight=1).answer(io.StringIO(json.dumps(request)))
+            await BatchRun(toy.frontend, output, max_in_flight=1).answer([parse_line(json.dumps(request), 1)])
         result = json.loads(output.getvalue())
         assert (result["token_ids"], result["finish_reason"]) == (expected[:6], "stop")
 
@@ -66,7 +77,7 @@ def test_every_sample_of_a_line_gets_its_result() -> None:
         request = {"id": 1, "prompt_token_ids": PROMPT, "max_tokens": 5, "temperature": 0, "n": 3}
         output = io.StringIO()
         async with served_toy() as toy:
-            tally = await BatchRun(toy.frontend, output, max_in_flight=1).answer(io.StringIO(json.dumps(request)))
+            tally = await BatchRun(toy.frontend, output, max_in_flight=1).answer([parse_line(json.dumps(request), 1)])
         results = [json.loads(line) for line in output.getvalue().splitlines()]
         assert [(result["id"], result["index"]) for result in results] == [(1, 0), (1, 1), (1, 2)]
         assert [result["token_ids"] for result in results] == [toy_output(PROMPT, 5)] * 3
@@ -78,11 +89,11 @@ def test_every_sample_of_a_line_gets_its_result() -> None:
 
 def test_request_that_fails_in_the_engine_stops_nothing() -> None:
     async def main() -> None:
-        lines = "\n".join(json.dumps({"id": i, "prompt_token_ids": [i], "max_tokens": 5}) for i in range(4))
+        lines = [json.dumps({"id": i, "prompt_token_ids": [i], "max_tokens": 5}) for i in range(4)]
         output = io.StringIO()
         async with served_toy() as toy:
             toy.executor.failing_seq_ids = [2]
-            tally = await BatchRun(toy.frontend, output, max_in_flight=4).answer(io.StringIO(lines))
+            tally = await BatchRun(toy.frontend, output, max_in_flight=4).answer(request_lines(lines))
         assert (tally.num_requests, tally.num_errors) == (4, 1)
         assert sum("error" in json.loads(line) for line in output.getvalue().splitlines()) == 1
 
@@ -91,11 +102,11 @@ def test_request_that_fails_in_the_engine_stops_nothing() -> None:
 
 def test_dead_engine_ends_the_run() -> None:
     async def main() -> None:
-        lines = "\n".join(json.dumps({"prompt_token_ids": [i], "max_tokens": 5}) for i in range(50))
+        lines = [json.dumps({"prompt_token_ids": [i], "max_tokens": 5}) for i in range(50)]
         async with served_toy() as toy:
             toy.executor.errors.append(ExecutorError("for good"))
             with pytest.raises(EngineDeadError):
-                await BatchRun(toy.frontend, io.StringIO(), max_in_flight=4).answer(io.StringIO(lines))
+                await BatchRun(toy.frontend, io.StringIO(), max_in_flight=4).answer(request_lines(lines))
 
     run_async(main())
 
