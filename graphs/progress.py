@@ -1,6 +1,7 @@
 """How far a long job is: a callback, and a bar for terminals."""
 
 import sys
+import time
 from collections.abc import Callable
 from typing import TextIO
 
@@ -8,6 +9,7 @@ from typing import TextIO
 Progress = Callable[[str, int, int], None]
 
 _BAR_WIDTH = 30
+_QUIET_S = 10.0  # between the lines where there is no terminal
 
 
 def silent(stage: str, num_done: int, num_parts: int) -> None:
@@ -16,19 +18,24 @@ def silent(stage: str, num_done: int, num_parts: int) -> None:
 
 
 class ProgressBar:
-    """A Progress on one line of a terminal, a line per stage; nothing where `stream` is no terminal."""
+    """A Progress on one line of a terminal, a line per stage; elsewhere lines that say how far a long job is."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, now_s: Callable[[], float] = time.monotonic) -> None:
         """Write to `stream`, standard error by default."""
         self._stream = stream if stream is not None else sys.stderr
         self._is_terminal = self._stream.isatty()
+        self._now_s = now_s
+        self._quiet_until_s = now_s() + _QUIET_S
 
     def __call__(self, stage: str, num_done: int, num_parts: int) -> None:
-        """Redraw the line; end it when all parts are done."""
-        if not self._is_terminal:
-            return
+        """Redraw the line, and end it when all parts are done; where there is no terminal, write one now and then."""
         filled = _BAR_WIDTH * num_done // max(num_parts, 1)
-        bar = "#" * filled + "." * (_BAR_WIDTH - filled)
-        end = "\n" if num_done >= num_parts else ""
-        self._stream.write(f"\r{stage:<24} [{bar}] {num_done}/{num_parts}{end}")
+        text = f"{stage:<24} [{'#' * filled + '.' * (_BAR_WIDTH - filled)}] {num_done}/{num_parts}"
+        if self._is_terminal:
+            self._stream.write(f"\r{text}" + ("\n" if num_done >= num_parts else ""))
+        elif self._now_s() < self._quiet_until_s:
+            return
+        else:
+            self._quiet_until_s = self._now_s() + _QUIET_S
+            self._stream.write(f"{text}\n")
         self._stream.flush()
