@@ -4,6 +4,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -89,7 +90,7 @@ def test_steps_that_end_in_any_way_are_reported_and_the_others_still_run(tmp_pat
         Result(6, "lacks_a_package", "not run", "No module named 'a_package_that_is_not_there'", [{"row": 1}]),
         Result(7, "lacks_a_module_of_ours", "failed", "No module named 'tests.cuda.not_there'", []),
         Result(8, "yields_nothing", "failed", "yielded nothing", []),
-    ] == [replace(each, said="") for each in results]
+    ] == [replace(each, said="", seconds=0.0) for each in results]
     said = {each.name: each.said for each in results}
     assert "last words" == said["is_killed"]
     assert said["raises"].startswith("Traceback") and said["raises"].endswith("in two lines")
@@ -101,12 +102,47 @@ def test_steps_that_end_in_any_way_are_reported_and_the_others_still_run(tmp_pat
     assert "\nWhat is_killed printed at last:\n\n    last words\n" in text
     lines = text.splitlines()
     assert "## Steps" == lines[-13]
-    assert r"| 0 | raises | failed | AssertionError: planted \| failure in two lines |" == lines[-9]
+    line = rf"| 0 | raises | failed | {results[0].seconds:.1f} | AssertionError: planted \| failure in two lines |"
+    assert line == lines[-9]
 
 
 def test_a_step_that_overruns_has_failed(tmp_path):
     (result,) = run_steps([Step(0, "hangs", f"{HERE}:hangs", 0.1)], "sim", ["hangs"], tmp_path, patience=2)
-    assert Result(0, "hangs", "failed", "not done within 0.2 s", []) == result
+    assert Result(0, "hangs", "failed", "not done within 0.2 s", []) == replace(result, seconds=0.0)
+    assert result.seconds >= 0.2
+
+
+def test_results_are_kept_before_the_next_step_runs(tmp_path):
+    """So that whoever ends the check from outside leaves what was found out."""
+    kept = []
+
+    def keep(results):
+        write_report(results, "sim", tmp_path / "kept")
+        kept.append(json.loads((tmp_path / "kept" / "results.json").read_text())["steps"])
+
+    steps = [Step(i, name, f"{HERE}:{name}", 60) for i, name in enumerate(("passes", "exits"))]
+    run_steps(steps, "sim", ["passes", "exits"], tmp_path, keep=keep)
+    assert [[], [("passes", "passed")]] == [[(step["name"], step["status"]) for step in steps] for steps in kept]
+    assert {"results.json", "results.md"} == {path.name for path in (tmp_path / "kept").iterdir()}
+
+
+class HoldsASession:
+    """What a step's frames hold while its error is told: freed before, it ends the process, as a session may."""
+
+    def __del__(self):
+        os._exit(9)
+
+
+def fails_with_a_session(_device):
+    yield {"row": 1}
+    session = HoldsASession()
+    raise StepFailedError(f"found by {type(session).__name__}")
+
+
+def test_a_failure_is_told_before_what_the_step_holds_is_freed(tmp_path):
+    step = Step(0, "fails", f"{HERE}:fails_with_a_session", 60)
+    (result,) = run_steps([step], "sim", ["fails"], tmp_path)
+    assert ("failed", "found by HoldsASession") == (result.status, result.reason)
 
 
 LEAVES_A_CHILD = """
@@ -125,6 +161,30 @@ threading.Thread(target=run_command, args=(nested, 600, saying)).start()
 print(said.readline(), flush=True)
 os._exit(0)
 """
+
+
+# Has a command run, whose number it says, and is told to end.
+IS_TERMINATED = """
+import os, sys, threading
+from tests.cuda.gpu_check.runner import end_children_when_terminated, run_in_group
+end_children_when_terminated()
+said, saying = (os.fdopen(end, mode) for end, mode in zip(os.pipe(), "rw"))
+nested = [sys.executable, "-c", "import os, signal; print(os.getpid(), flush=True); signal.pause()"]
+def terminate():
+    print(said.readline(), flush=True)
+    os.kill(os.getpid(), 15)
+threading.Thread(target=terminate).start()
+run_in_group(nested, 600, saying)
+"""
+
+
+def test_the_step_that_runs_ends_with_the_check(tmp_path):
+    said = tmp_path / "said"
+    with said.open("w") as file:
+        assert (
+            143 == subprocess.run([sys.executable, "-c", IS_TERMINATED], stdout=file, cwd=ROOT, check=False).returncode
+        )
+    assert has_ended(int(said.read_text()))
 
 
 @pytest.mark.parametrize("program", [LEAVES_A_CHILD, LEAVES_A_COMMAND], ids=["child", "command of its own"])
@@ -172,8 +232,10 @@ NEEDS_GPU = {"newer-cubin", "sanitizers", "ort-paged-attention", "ncu"}
 
 @pytest.mark.parametrize("part", [1, 2])
 def test_every_step_passes_on_the_simulator_or_says_why_not(tmp_path, part):
-    assert 0 == main(["--device", "sim", "--part", str(part), "--out", str(tmp_path)])
-    found = json.loads((tmp_path / "results.json").read_text())
+    report = tmp_path / "report"
+    assert 0 == main(["--device", "sim", "--part", str(part), "--out", str(tmp_path), "--report", str(report)])
+    assert ["results.json", "results.md"] == sorted(path.name for path in report.iterdir())
+    found = json.loads((report / "results.json").read_text())
     ran = {step["name"]: step for step in found["steps"] if step["name"] not in NEEDS_TORCH}
     for name in NEEDS_GPU & ran.keys():
         assert "not run" == ran[name]["status"]

@@ -1,21 +1,23 @@
 """python -m tests.cuda.gpu_check [--device cuda|sim] [--part 1|2] [--steps compilation,attention] --out DIR
 
 Steps run in processes of their own, each with a limit in seconds; one that fails, crashes or overruns stops no other.
-Writes DIR/results.json and DIR/results.md; exits with 1 if a step failed, with 2 if none failed and none
-passed, and at once where there is no GPU. On the simulator sizes are small, and times are printed but not judged.
+Writes DIR/results.json and DIR/results.md, anew after every step; exits with 1 if a step failed, with 2 if none failed
+and none passed, and at once where there is no GPU. On the simulator sizes are small, and times are printed but not
+judged.
 """
 
 import argparse
 import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from service.errors import ConfigError
 from service.executor.cuda.probe import require_driver
 from tests.cuda.gpu_check.comparison import compare
 from tests.cuda.gpu_check.report import FAILED, PASSED, Result, write_report
-from tests.cuda.gpu_check.runner import run_steps
+from tests.cuda.gpu_check.runner import end_children_when_terminated, run_steps
 from tests.cuda.gpu_check.steps import STEPS
 
 
@@ -29,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--patience", type=positive, help="multiplies every step's limit (default: 1, on the simulator 10)"
     )
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="for results, compiled kernels, logs and models")
+    parser.add_argument("--report", type=Path, help="for results.json and results.md alone (default: --out)")
     options = parser.parse_args(arguments)
     chosen = options.steps.split(",") if options.steps else names
     if unknown := set(chosen) - set(names):
@@ -41,10 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{missing}: nothing to check; DEVICE=sim runs the same steps on the simulator", file=sys.stderr)
         return 2
     patience = options.patience or (10 if options.device == "sim" else 1)
-    results = run_steps(steps, options.device, chosen, options.out, patience=patience)
+    report = partial(write_report, device=options.device, out=options.report or options.out)
+    results = run_steps(steps, options.device, chosen, options.out, patience=patience, keep=report)
     if options.part != 1:
         results.append(compare(results, options.device))
-    print(write_report(results, options.device, options.out))
+    print(report(results))
     return exit_code(results)
 
 
@@ -72,4 +76,5 @@ def exit_code(results: Sequence[Result]) -> int:
 
 
 if __name__ == "__main__":
+    end_children_when_terminated()
     sys.exit(main())

@@ -53,7 +53,7 @@ class CudaDevice:
         self.max_shared_bytes = self.modules.max_shared_bytes
         self.l2_bytes = self.attribute(ATTRIBUTE.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)
         self._launch = LAUNCH_TYPE(self.driver.launch_address)
-        self._graphs: list[tuple[object, object]] = []
+        self._graphs: list[tuple[driver.CUgraph, driver.CUgraphExec]] = []
         self.load = cache(self._load)  # a module is loaded once
         self.kernels = cache(self._kernels)
 
@@ -167,16 +167,32 @@ class CudaDevice:
 
     def capture(self, enqueue: Enqueue, num_calls: int) -> Callable[[], None]:
         """A function that enqueues a CUDA graph of calls of `enqueue` with 0, 1, ..., which only enqueue."""
-        stream = driver.CUstream(self.driver.stream)
-        driver_call(driver.cuStreamBeginCapture, stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
-        try:
+        enqueue(0)  # a kernel may be loaded when it is first launched, which a capture does not allow
+
+        def calls() -> None:
             for call in range(num_calls):
                 enqueue(call)
-        finally:
-            graph = driver_call(driver.cuStreamEndCapture, stream)
-        executable = driver_call(driver.cuGraphInstantiate, graph, 0)
-        self._graphs.append((graph, executable))
+
+        stream = driver.CUstream(self.driver.stream)
+        self._graphs.append(capture_on(stream, calls))
+        executable = self._graphs[-1][1]
         return lambda: driver_call(driver.cuGraphLaunch, executable, stream)
+
+
+def capture_on(
+    stream: driver.CUstream,
+    enqueue: Callable[[], object],
+    mode: driver.CUstreamCaptureMode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL,
+) -> tuple[driver.CUgraph, driver.CUgraphExec]:
+    """A graph of what `enqueue` puts on the stream, and what launches it; both are the caller's to destroy."""
+    driver_call(driver.cuStreamBeginCapture, stream, mode)
+    try:
+        enqueue()
+    except BaseException:
+        driver.cuStreamEndCapture(stream)  # which fails too; the stream can be used again, and the cause is told
+        raise
+    graph = driver_call(driver.cuStreamEndCapture, stream)
+    return graph, driver_call(driver.cuGraphInstantiate, graph, 0)
 
 
 @contextmanager

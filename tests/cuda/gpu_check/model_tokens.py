@@ -45,7 +45,7 @@ class Comparison:
 
 def model_tokens(device: CheckDevice) -> Iterator[Row]:
     """Graphs of every number of rows must yield what eager steps yield; all others, up to near ties."""
-    config = replace(CONFIG, model_dir=_exported(device.folder / "tiny", "float16"))
+    config = replace(CONFIG, model_dir=exported(device.folder / "tiny", "float16"))
     asked, plain = _asked(device.name, LENGTHS[device.name])
     exact = _on_cpu(config, asked)
     faults = []
@@ -124,7 +124,7 @@ def model_formats(device: CheckDevice) -> Iterator[Row]:
     asked, plain = _asked(device.name, LENGTHS[device.name])
     for weights, kv_dtype, near_tie in FORMATS[: 1 if device.name == "sim" else None]:
         name = f"{weights} weights, {kv_dtype} KV"
-        config = replace(CONFIG, model_dir=_exported(device.folder / "tiny", weights))
+        config = replace(CONFIG, model_dir=exported(device.folder / "tiny", weights))
         exact = _on_cpu(config, asked)
         buckets = (2, config.max_num_seqs)
         with cuda_executor(device, replace(config, kv_dtype=kv_dtype, capture_buckets=buckets)) as opened:
@@ -136,7 +136,7 @@ def model_formats(device: CheckDevice) -> Iterator[Row]:
         raise StepFailedError("; ".join(faults))
 
 
-def _exported(folder: Path, weights: str) -> Path:
+def exported(folder: Path, weights: str) -> Path:
     write_hf(folder / "source", MODEL, hf_tensors(MODEL))
     write_tokenizer_json(folder / "source")
     return export_model(folder / "source", folder / weights, weights, overwrite=True).folder

@@ -20,6 +20,7 @@ class Result:
     reason: str
     rows: list[Row]  # of its table; same keys in each, or fewer
     said: str = ""  # of a failed step: the end of what its process printed
+    seconds: float = 0.0  # that it took, the start of its process included
 
 
 def write_report(results: Sequence[Result], device: str, out: Path) -> str:
@@ -27,10 +28,18 @@ def write_report(results: Sequence[Result], device: str, out: Path) -> str:
     date = datetime.now(UTC).isoformat(timespec="seconds")
     machine = next((result.rows[0] for result in results if result.name == "environment" and result.rows), {})
     fields = {"date": date, "device": device, "machine": machine, "steps": [asdict(result) for result in results]}
-    (out / "results.json").write_text(json.dumps(fields, indent=2) + "\n")
     text = _rendered(results, date, device, machine)
-    (out / "results.md").write_text(text)
+    out.mkdir(parents=True, exist_ok=True)
+    _replace(out / "results.json", json.dumps(fields, indent=2) + "\n")
+    _replace(out / "results.md", text)
     return text
+
+
+def _replace(path: Path, text: str) -> None:
+    """Whoever is killed meanwhile leaves what was there before."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
 def _rendered(results: Sequence[Result], date: str, device: str, machine: Row) -> str:
@@ -49,8 +58,8 @@ def _rendered(results: Sequence[Result], date: str, device: str, machine: Row) -
                 "",
                 *(f"    {line}" for line in result.said.splitlines()),
             ]
-    steps = [(each.number, each.name, each.status, each.reason) for each in results]
-    lines += ["", "## Steps", "", *table(("#", "step", "result", "reason"), steps)]
+    steps = [(each.number, each.name, each.status, f"{each.seconds:.1f}", each.reason) for each in results]
+    lines += ["", "## Steps", "", *table(("#", "step", "result", "s", "reason"), steps)]
     return "\n".join(lines) + "\n"
 
 

@@ -9,8 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -27,15 +28,22 @@ OURS = ("graphs", "service", "tests")
 
 
 def run_steps(
-    steps: Sequence[Step], device: str, chosen: Sequence[str], out: Path, *, patience: float = 1
+    steps: Sequence[Step],
+    device: str,
+    chosen: Sequence[str],
+    out: Path,
+    *,
+    patience: float = 1,
+    keep: Callable[[Sequence[Result]], object] = len,
 ) -> list[Result]:
     """A result for each step, in order, whatever becomes of the others. Says on standard error what runs.
 
-    `patience` multiplies every limit.
+    `patience` multiplies every limit. `keep` gets the results so far before each step.
     """
     out.mkdir(parents=True, exist_ok=True)
-    results = []
+    results: list[Result] = []
     for step in steps:
+        keep(results)
         if step.name not in chosen:
             results.append(Result(step.number, step.name, NOT_RUN, "not chosen", []))
             continue
@@ -74,12 +82,19 @@ def run_in_group(command: Sequence[str], limit_s: float, said: IO[str], **option
         process.wait()
 
 
+def end_children_when_terminated() -> None:
+    """Let a request to end this process unwind it, so that the step that runs ends with it."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 def _run_in_process(step: Step, device: str, out: Path, limit_s: float) -> Result:
     written, said = ((out / f"step-{step.name}.{kind}").resolve() for kind in ("jsonl", "log"))
     written.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.cuda.gpu_check.step_process", step.function, device, str(written)]
+    started = time.monotonic()
     with said.open("w") as log:
         code = run_in_group(command, limit_s, log, cwd=ROOT)
+    seconds = round(time.monotonic() - started, 1)
     rows, end = _read(written)
     text = said.read_text(errors="replace").strip()
     if end is not None:
@@ -88,7 +103,8 @@ def _run_in_process(step: Step, device: str, out: Path, limit_s: float) -> Resul
         status, reason = FAILED, f"not done within {limit_s:g} s"
     else:
         status, reason = FAILED, f"its process ended with {code}: {(text or 'it said nothing').splitlines()[-1]}"
-    return Result(step.number, step.name, status, reason, rows, text[-KEPT_CHARACTERS:] if status == FAILED else "")
+    said_at_last = text[-KEPT_CHARACTERS:] if status == FAILED else ""
+    return Result(step.number, step.name, status, reason, rows, said_at_last, seconds)
 
 
 def _read(written: Path) -> tuple[list[Row], dict[str, str] | None]:
@@ -119,16 +135,22 @@ def run_step(function: str, device_name: str, written: Path) -> None:
                 for row in getattr(import_module(module), name)(device):
                     write({"row": row})
                     status, reason = PASSED, ""
-        except NotRunError as error:
-            status, reason = NOT_RUN, str(error)
-        except ModuleNotFoundError as error:
-            is_ours = (error.name or "").partition(".")[0] in OURS
-            status, reason = FAILED if is_ours else NOT_RUN, str(error)
-        except StepFailedError as error:
-            status, reason = FAILED, str(error)
-        except ConfigError as error:  # its text is a sentence
-            status, reason = FAILED, str(error)
         except Exception as error:  # a step may fail in any way; that is what is reported
-            traceback.print_exc()
-            status, reason = FAILED, f"{type(error).__name__}: {error}"
-        write({"status": status, "reason": reason})
+            status, reason = _told(error)
+            # Here, while the error holds the step's sessions: freed after their stream, they may crash the process.
+            write({"status": status, "reason": reason})
+        else:
+            write({"status": status, "reason": reason})
+
+
+def _told(error: Exception) -> tuple[str, str]:
+    """Status and reason."""
+    if isinstance(error, NotRunError):
+        return NOT_RUN, str(error)
+    if isinstance(error, ModuleNotFoundError):
+        is_ours = (error.name or "").partition(".")[0] in OURS
+        return FAILED if is_ours else NOT_RUN, str(error)
+    if isinstance(error, StepFailedError | ConfigError):  # whose text is a sentence
+        return FAILED, str(error)
+    traceback.print_exception(error)
+    return FAILED, f"{type(error).__name__}: {error}"
