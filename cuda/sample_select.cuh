@@ -117,7 +117,8 @@ DEVICE u32 select_key(const ScaledRow<Logit>& scaled, u32 last_key, const Search
       }
     });
     __syncthreads();
-    target = find_bin(memory, [&](u64 total) { return round == 0 ? search.target(total) : target; }) - memory->before;
+    target = find_bin(memory, [&](u64 total) { return round == 0 ? search.target(total) : target; });
+    target -= memory->before;  // which find_bin has left there
     prefix = prefix << bits | memory->found;
     __syncthreads();
   }

@@ -5,6 +5,7 @@ import pytest
 
 from service.core.types import SamplingParams
 from service.executor.logit_edits import log_softmax, token_logprobs
+from tests.cuda.gpu_check.sampling import expected_changed
 from tests.cuda.sampling_rows import LOGITS, Rows, run_sample_rows
 from tests.cudasim.build import missing_tool
 from tests.cudasim.device import SimDevice
@@ -131,6 +132,32 @@ def test_masked_tokens_are_never_chosen(vocab_size):
     rows = edited_and_masked_rows(vocab_size)
     sampled = check_tokens(rows)
     assert all(rows.masks[row][sampled.tokens[row]] for row in rows.masks)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "kind"), [(1, "float"), (31, "half"), (33, "bf16"), (64, "half"), (1003, "float")]
+)
+def test_masks_ban_what_they_do_not_allow_and_change_nothing_else(vocab_size, kind):
+    """Rows of no mask, of shares of tokens, of none of them, whose row gets no token, and of the last one alone."""
+    rng, shares = np.random.default_rng(vocab_size), (None, 0.0, 0.05, 0.5, 1.0, None, 0.0, 0.5)
+    rows = Rows.of(random_logits(9, vocab_size, kind), temperature=[0.0, 0.0, 0.8] * 3, top_k=20, position=np.arange(9))
+    rows.masks = {row: rng.random(vocab_size) < share for row, share in enumerate(shares) if share is not None}
+    rows.masks[8] = np.arange(vocab_size) == vocab_size - 1
+    sampled = run_sample_rows(rows)
+    allowed = np.ones((9, vocab_size), np.bool_)
+    for row, mask in rows.masks.items():
+        allowed[row] = mask
+    left = np.where(allowed, rows.logits.astype(np.float32), -np.inf)
+    assert left.astype(rows.logits.dtype).tobytes() == sampled.logits.tobytes()
+    drawn = expected_changed(rows, left)
+    for row, token in enumerate(sampled.tokens.tolist()):
+        if not allowed[row].any():
+            assert token == -1, row
+        elif rows.temperature[row] == 0:
+            assert token == left[row].argmax(), row
+        else:
+            assert token == drawn[row], row
+    assert vocab_size - 1 == sampled.tokens[8]
 
 
 def test_logprobs_are_the_models_own():

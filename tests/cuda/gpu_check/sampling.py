@@ -7,20 +7,25 @@ from itertools import product
 import ml_dtypes
 import numpy as np
 
+from graphs.op_twins_rows import sample_rows
+from service.core.types import SamplingParams
+from service.executor.logit_edits import log_softmax, token_logprobs
 from tests.cuda.gpu_check.correctness import Case, check
 from tests.cuda.gpu_check.device import CheckDevice
 from tests.cuda.gpu_check.report import Row
 from tests.cuda.sampling_rows import LOGITS, Rows, run_sample_rows
+from tests.unit.edit_cases import edit_of
 
 VOCAB_SIZES = (4_103, 50_257, 128_256, 151_936)
 NUM_DRAWS = {"sim": 150, "cuda": 100_000}
+MAX_LOGPROB_ERROR = 1e-4  # sums of float32 in another order
 CHANCE = 1e-6  # of a right kernel's failing: draws are the same in every run, so that one that passes always does
 
 
 def sampling(device: CheckDevice) -> Iterator[Row]:
     is_sim = device.name == "sim"
     kinds = [("half", 4_103)] if is_sim else list(product(LOGITS, VOCAB_SIZES))
-    cases = [twin_case(*kind) for kind in kinds]
+    cases = [make(*kind) for kind in kinds for make in (twin_case, changed_case)]
     cases += [draws_case(NUM_DRAWS[device.name], top_k) for top_k in ((5,) if is_sim else (0, 5))]
     return check(device, cases)
 
@@ -44,6 +49,48 @@ def twin_case(logit: str, vocab_size: int) -> Case:
     return Case(
         f"sample_rows of {vocab_size} logits, {logit}", lambda device: [run_sample_rows(rows, device).tokens], error
     )
+
+
+def changed_case(logit: str, vocab_size: int) -> Case:
+    """Masks, edits and log-probabilities; any other token or logit than the host's is an infinite error."""
+    num_rows, rng = 8, np.random.default_rng(6)
+    logits = (3 * rng.standard_normal((num_rows, vocab_size))).astype(LOGITS[logit])
+    rows = Rows.of(
+        logits, temperature=[0.0, 0.8] * 4, top_k=[0, 0, 40, 40] * 2, top_p=0.9, position=np.arange(num_rows)
+    )
+    rows.masks = {row: rng.random(vocab_size) < share for row, share in ((0, 0.5), (3, 0.01), (4, 0.1), (6, 0.0))}
+    penalised = SamplingParams(max_tokens=1, repetition_penalty=1.3, frequency_penalty=0.5, logit_bias=((7, 4.5),))
+    rows.edits = {row: edit_of(penalised, range(5, 300), 100, banned=range(290, 310)) for row in (1, 4)}
+    rows.num_logprobs = np.array([-1, 0, 3, 20] * 2, np.int32)
+
+    def error(outputs: list[np.ndarray]) -> float:
+        tokens, changed, logprob, top_tokens, top_logprobs = outputs
+        expected = rows.changed_logits().astype(logits.dtype)
+        if (tokens != expected_changed(rows, expected)).any() or changed.tobytes() != expected.tobytes():
+            return math.inf
+        errors = []
+        for row, num_top in enumerate(rows.num_logprobs.tolist()):
+            if num_top < 0 or tokens[row] < 0:
+                continue
+            exact = token_logprobs(log_softmax(logits[row].astype(np.float32)), int(tokens[row]), num_top)
+            if (exact.top_token_ids != top_tokens[row, :num_top]).any():
+                return math.inf
+            errors += [exact.chosen - logprob[row], *(exact.top_logprobs - top_logprobs[row, :num_top])]
+        return float(np.abs(errors).max() / MAX_LOGPROB_ERROR)
+
+    def run(device: CheckDevice) -> list[np.ndarray]:
+        found = run_sample_rows(rows, device)
+        return [found.tokens, found.logits, found.logprob, found.top_tokens, found.top_logprobs]
+
+    return Case(f"sample_rows of {vocab_size} masked and edited logits, {logit}", run, error)
+
+
+def expected_changed(rows: Rows, changed: np.ndarray) -> np.ndarray:
+    """Tokens of logits that were edited, masked and rounded: the twin's; -1 of rows in which nothing is left."""
+    wide = changed.astype(np.float32)
+    is_empty = ~np.isfinite(wide).any(axis=1)
+    wide[is_empty] = 0.0
+    return np.where(is_empty, -1, sample_rows(wide, *rows.columns))
 
 
 def draws_case(num_draws: int, top_k: int) -> Case:
