@@ -7,8 +7,8 @@ import pytest
 from service.executor.cuda.compiler import compile_cubin
 from tests.cuda.gpu_check import sanitizers
 from tests.cuda.gpu_check.device import NotRunError, StepFailedError, open_device
+from tests.cuda.gpu_check.profiler import METRICS, parsed, profiled
 from tests.cuda.gpu_check.profiler import command as ncu_command
-from tests.cuda.gpu_check.profiler import parsed
 from tests.cuda.gpu_check.sanitized_cases import PLANTED, run
 from tests.cuda.gpu_check.sanitizers import CASES, TOOLS, Outcome, command, judged, outcome_of
 from tests.cuda.gpu_check.steps import STEPS
@@ -156,8 +156,26 @@ def test_what_ncu_counts_is_read_from_its_table():
     assert [] == list(parsed("==ERROR== no kernels were profiled\n"))
 
 
+# Knows no tensor instructions; told without them, it counts into the file that it is to write.
+FORGETFUL_NCU = """
+case "$*" in
+*pipe_tensor*) echo "==ERROR== Failed to find metric sm__inst_executed_pipe_tensor.sum"; exit 1;;
+esac
+while [ "$1" != --log-file ]; do shift; done
+cat > "$2" <<'END'
+{table}END
+"""
+
+
+def test_a_metric_that_ncu_does_not_know_is_left_out(tmp_path):
+    ncu = script(tmp_path / "ncu", FORGETFUL_NCU.format(table=NCU))
+    assert ["attn_decode", "attn_combine"] == [row["kernel"] for row in profiled(ncu, tmp_path)]
+    with pytest.raises(StepFailedError, match="ncu ended with 1: ==ERROR== no kernels"):
+        list(profiled(script(tmp_path / "other", 'echo "==ERROR== no kernels"; exit 1'), tmp_path))
+
+
 def test_ncus_command_leaves_clocks_alone(tmp_path):
-    words = ncu_command(tmp_path / "ncu", tmp_path / "ncu.csv", tmp_path)
+    words = ncu_command(tmp_path / "ncu", tmp_path / "ncu.csv", tmp_path, tuple(METRICS.values()))
     assert "none" == words[words.index("--clock-control") + 1]
     assert "regex:attn_" == words[words.index("--kernel-name") + 1]
     assert ["-m", "tests.cuda.gpu_check.profiled_case", str(tmp_path)] == words[-3:]
