@@ -5,7 +5,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from service.executor.cuda.assembly import preload_cuda_libraries, quiet_onnxruntime
+from service.executor.cuda.assembly import libraries_elsewhere, preload_cuda_libraries, quiet_onnxruntime
 
 
 def load_a_graph_that_is_warned_about() -> None:
@@ -28,6 +28,35 @@ def test_onnxruntime_is_quiet_while_a_session_is_loaded_and_warns_again_after(ca
 
 def test_of_what_preloading_prints_the_first_line_is_kept(monkeypatch, capsys) -> None:
     for printed, expected in (("", ""), ("Failed to load libx.so\nFailed to load liby.so\n", "Failed to load libx.so")):
-        monkeypatch.setattr(ort, "preload_dlls", lambda printed=printed: print(printed, end=""))
+        monkeypatch.setattr(ort, "preload_dlls", lambda directory, printed=printed: print(printed, end=""))
         assert expected == preload_cuda_libraries()
     assert "" == capsys.readouterr().out
+
+
+def test_cuda_libraries_are_looked_for_where_other_packages_are(tmp_path) -> None:
+    beside, here, below = (tmp_path / name / "nvidia" for name in ("ort", "here", "below"))
+    assert libraries_elsewhere(beside, []) is None
+    assert libraries_elsewhere(beside, [here, below]) is None
+    library = below / "cu13" / "lib" / "libcublasLt.so.13"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    (here / "cu13" / "lib").mkdir(parents=True)
+    (here / "cu13" / "lib" / "libnvrtc.so.13").touch()
+    assert str(library.parent) == libraries_elsewhere(beside, [here, below])
+    assert libraries_elsewhere(below, [here, below]) is None, "ONNX Runtime looks there itself"
+
+
+def test_packages_elsewhere_are_preloaded(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "nvidia" / "cu13" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "libcublasLt.so.13").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    asked: list[str | None] = []
+
+    def preload(directory: str | None) -> None:
+        asked.append(directory)
+
+    monkeypatch.setattr(ort, "preload_dlls", preload)
+    monkeypatch.setattr(ort, "__file__", str(tmp_path / "other" / "onnxruntime" / "__init__.py"))
+    preload_cuda_libraries()
+    assert [str(folder)] == asked

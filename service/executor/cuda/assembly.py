@@ -1,7 +1,8 @@
 """Puts a CUDA executor together: device, kernels, session."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, redirect_stdout
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Final
@@ -62,10 +63,23 @@ def preload_cuda_libraries() -> str:
 
     Yields the first line that was printed about it, "" when nothing is missing.
     """
+    nvidia = find_spec("nvidia")
+    packages = [] if nvidia is None else [Path(each) for each in nvidia.submodule_search_locations or ()]
     said = StringIO()
     with redirect_stdout(said):
-        ort.preload_dlls()
+        ort.preload_dlls(directory=libraries_elsewhere(Path(ort.__file__).parents[1] / "nvidia", packages))
     return said.getvalue().partition("\n")[0].strip()
+
+
+def libraries_elsewhere(beside: Path, packages: Sequence[Path]) -> str | None:
+    """The folder of the CUDA libraries among `packages`, unless they are `beside` ONNX Runtime or nowhere.
+
+    It looks for packages beside itself only, while those of an environment below its own, say, may lie elsewhere.
+    """
+    found = {folder: sorted(folder.glob("*/lib/libcublasLt.so.*")) for folder in (beside, *packages)}
+    if found[beside] or not any(found.values()):
+        return None
+    return str(next(libraries[-1].parent for libraries in found.values() if libraries))
 
 
 def model_kernels(config: KernelConfig, loaded: Mapping[str, LoadedKernel]) -> ModelKernels:
