@@ -76,6 +76,7 @@ int cuStreamCreate(void** stream, unsigned) {
   return ++g_allocations, *stream = &g_recorded, kSuccess;
 }
 int cuStreamDestroy(void*) { return --g_allocations, result(" cuStreamDestroy "); }
+int cuStreamQuery(void* stream) { return stream == &g_recorded ? kSuccess : kInvalidValue; }
 int cuEventCreate(void** event, unsigned flags) {
   constexpr unsigned kBlockingWithoutTiming = 3;
   if (flags != kBlockingWithoutTiming && flags != 0) return kInvalidValue;

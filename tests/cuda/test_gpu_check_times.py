@@ -240,13 +240,35 @@ SDPA_CASES = [f"{shape}, 32/8 D128" for shape in SHAPES]
 )
 def test_prefill_is_judged_by_every_case_that_sdpa_can_run(num_ours, num_theirs, their_us, expected):
     ours = step("prefill-times", *({"case": name, "us": 50.0} for name in SDPA_CASES[:num_ours]))
+    decode = step("decode-times", {"case": JUDGED, "us": 140.0})
     theirs = [{"case": name, "peer": "sdpa", "us": 60.0} for name in SDPA_CASES[:num_theirs]]
     if theirs:
         theirs[0]["us"] = their_us
     others = step("triton", {"case": SDPA_CASES[0], "peer": "triton", "us": 9.0})
-    found = compare([ours, step("sdpa", *theirs), others], "cuda")
+    flashinfer = step("flashinfer", {"case": JUDGED, "peer": "flashinfer", "us": 150.0})
+    found = compare([ours, decode, step("sdpa", *theirs), others, flashinfer], "cuda")
     assert expected == (found.status, found.reason)
     assert "passed" == compare([ours, step("sdpa", *theirs), others], "sim").status
+
+
+@pytest.mark.parametrize(
+    ("their_us", "expected"),
+    [
+        ((140.0, 150.0), ("passed", "")),
+        ((150.0, 133.0), ("failed", f"{JUDGED} takes 1.05 times as long as in flashinfer tensor cores")),
+        ((), ("not run", f"FlashInfer was not timed for {JUDGED}")),
+        (None, ("not run", f"decode-times has not timed {JUDGED}")),
+    ],
+    ids=["as fast", "slower than one of its kernels", "it has no time", "we have none"],
+)
+def test_decode_must_not_be_slower_than_flashinfer(their_us, expected):
+    prefill = step("prefill-times", *({"case": name, "us": 50.0} for name in SDPA_CASES))
+    sdpa = step("sdpa", *({"case": name, "peer": "sdpa", "us": 60.0} for name in SDPA_CASES))
+    ours = [] if their_us is None else [{"case": JUDGED, "us": 140.0}]
+    theirs = zip(("flashinfer", "flashinfer tensor cores"), their_us or (), strict=False)
+    rows = [{"case": JUDGED, "peer": peer, "us": us} for peer, us in theirs]
+    found = compare([prefill, sdpa, step("decode-times", *ours), step("flashinfer", *rows)], "cuda")
+    assert expected == (found.status, found.reason)
 
 
 def spec(hidden, layers):

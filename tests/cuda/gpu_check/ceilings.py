@@ -1,8 +1,10 @@
 """What this machine's memory can do at most: bytes that a copy moves and that a kernel reads."""
 
 import ctypes
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -13,16 +15,34 @@ from tests.cuda.gpu_check.timing import time_graph
 READ_ONLY = Path(__file__).with_name("read_only.cu")
 READ_THREADS = 512
 NUM_BYTES = {"sim": 1 << 18, "cuda": 4 << 30}
+NUM_WAITS = {"sim": 3, "cuda": 200}
 BLOCKS_PER_SM = 4  # 2048 threads
 
 
 def ceilings(device: CheckDevice) -> Iterator[Row]:
     """The share is of the memory's data sheet."""
+    for what, wait in (("a word copied, waited for asleep", device.wait), ("the same, spinning", device.spin)):
+        yield {"ceiling": what, "us": round(1e6 * wait_seconds(device, wait), 1)}
     peak = device.peak_bytes_per_s()
     num_bytes = min(NUM_BYTES[device.name], device.free_bytes() // 4)
     for what, measure in (("copy, read + written", copy_rate), ("read only", read_rate)):
         rate = measure(device, num_bytes)
         yield {"ceiling": what, "GB/s": round(rate / 1e9, 1), "of peak": f"{rate / peak:.3f}" if peak else ""}
+
+
+def wait_seconds(device: CheckDevice, wait: Callable[[], None]) -> float:
+    """The median of what the host takes for next to nothing on the device: what each way of waiting costs a step."""
+    memory = device.allocate(8)
+    times = []
+    try:
+        for _ in range(NUM_WAITS[device.name]):
+            started = time.perf_counter()
+            device.copy_within(memory + 4, memory, 4)
+            wait()
+            times.append(time.perf_counter() - started)
+    finally:
+        device.free(memory)
+    return median(times)
 
 
 def copy_rate(device: CheckDevice, num_bytes: int) -> float:

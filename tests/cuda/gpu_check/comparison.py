@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from tests.cuda.gpu_check.attention_cases import prefill_cases
+from tests.cuda.gpu_check.attention_times import JUDGED as JUDGED_DECODE
 from tests.cuda.gpu_check.report import FAILED, NOT_RUN, PASSED, Result, Row
 
 SDPA_SHARE = 0.6  # of SDPA's speed that prefill must reach
+FLASHINFER = ("flashinfer", "flashinfer tensor cores")  # decode must not be slower than either
 JUDGED = tuple(case.name for case in prefill_cases() if not case.is_ragged)
 OURS = ("decode-times", "prefill-times")
 
@@ -33,13 +35,23 @@ def compare(results: Sequence[Result], device: str) -> Result:
 
 
 def judge(rows: Sequence[Row], ours: Mapping[object, object]) -> tuple[str, str]:
-    """Status and reason, by the cases of JUDGED; those that lack one of the two times are not judged."""
+    """Status and reason, by JUDGED and JUDGED_DECODE; cases that lack one of the two times are not judged."""
     shares = {row["case"]: float(row["sdpa"]) for row in rows if "sdpa" in row}
+    faults = []
     if slow := [name for name in JUDGED if shares.get(name, SDPA_SHARE) < SDPA_SHARE]:
-        return FAILED, f"below {SDPA_SHARE:.0%} of SDPA: {', '.join(slow)}"
+        faults.append(f"below {SDPA_SHARE:.0%} of SDPA: {', '.join(slow)}")
+    decode = next((row for row in rows if row["case"] == JUDGED_DECODE), {})
+    ratios = {peer: float(decode[peer]) for peer in FLASHINFER if peer in decode}
+    if ratios and min(ratios.values()) < 1:
+        peer = min(ratios, key=lambda each: ratios[each])
+        faults.append(f"{JUDGED_DECODE} takes {1 / ratios[peer]:.2f} times as long as in {peer}")
+    if faults:
+        return FAILED, "; ".join(faults)
     missing = {
         "prefill-times has not timed": [name for name in JUDGED if name not in ours],
         "SDPA was not timed for": [name for name in JUDGED if name in ours and name not in shares],
+        "decode-times has not timed": [JUDGED_DECODE] if JUDGED_DECODE not in ours else [],
+        "FlashInfer was not timed for": [JUDGED_DECODE] if JUDGED_DECODE in ours and not ratios else [],
     }
     reasons = [f"{what} {', '.join(names)}" for what, names in missing.items() if names]
     return (NOT_RUN, "; ".join(reasons)) if reasons else (PASSED, "")

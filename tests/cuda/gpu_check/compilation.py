@@ -8,6 +8,8 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
+import onnxruntime as ort
+
 from service.executor.cuda.compiler import CubinCache
 from service.executor.cuda.kernels import (
     BLOCK_SIZES,
@@ -21,6 +23,7 @@ from service.executor.cuda.kernels import (
 from tests.cuda.gpu_check.device import CheckDevice, StepFailedError
 from tests.cuda.gpu_check.report import Row
 from tests.cuda.gpu_check.resources import expected_blocks
+from tests.cuda.gpu_check.slim_provider import LIBRARY, describe
 from tests.cuda.gpu_check.tools import clocks, find_tool
 from tests.cuda.kernel_builds import MACROS
 
@@ -31,7 +34,9 @@ MODEL_SCALARS = (Scalar.BF16, Scalar.HALF)
 def environment(device: CheckDevice) -> Iterator[Row]:
     """Card, driver, clocks, versions and tools."""
     found = [name for name in ("compute-sanitizer", "ncu", "nvcc") if find_tool(name)]
-    yield {**device.describe(), "clocks, power": clocks(), "tools": ", ".join(found) or "none"}
+    row = {**device.describe(), "driver, clocks, power": clocks(), "tools": ", ".join(found) or "none"}
+    provider = Path(ort.__file__).parent / "capi" / LIBRARY
+    yield row | {"CUDA provider": describe(provider.read_bytes()) if provider.is_file() else "none"}
 
 
 def compilation(device: CheckDevice) -> Iterator[Row]:

@@ -147,6 +147,14 @@ class CudaDevice:
     def wait(self) -> None:
         self.driver.wait()
 
+    def spin(self) -> None:
+        """As `wait`, on a processor that does nothing else."""
+        (code,) = driver.cuStreamQuery(self.driver.stream)
+        while code == driver.CUresult.CUDA_ERROR_NOT_READY:
+            (code,) = driver.cuStreamQuery(self.driver.stream)
+        if code != driver.CUresult.CUDA_SUCCESS:
+            raise ExecutorError(f"cuStreamQuery failed: {code.name}")
+
     def launch(self, kernel, grid, block, shared_bytes, arguments) -> None:
         """Enqueue. Raises ExecutorError; a fault of the kernel shows in the next wait."""
         pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))

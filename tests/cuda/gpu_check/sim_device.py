@@ -73,6 +73,8 @@ class SimCheckDevice(SimDevice):
     def wait(self) -> None:
         pass
 
+    spin = wait
+
     def seconds(self, enqueue: Enqueue, num_calls: int) -> float:
         """Seconds for calls of `enqueue` with 0, 1, ..., divided by their number."""
         started = time.perf_counter()

@@ -34,11 +34,11 @@ def module_command(module: str, arguments: Sequence[str]) -> list[str]:
 
 
 def clocks() -> str:
-    """What nvidia-smi says of clocks now, power and temperature, of the first card; why it says nothing."""
+    """What nvidia-smi says of driver, clocks now, power and temperature, of the first card; why it says nothing."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "nvidia-smi is not found"
-    query = "clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
+    query = "driver_version,clocks.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
     command = [tool, f"--query-gpu={query}", "--format=csv,noheader", "--id=0"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
