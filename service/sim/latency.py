@@ -89,10 +89,10 @@ def load_latency(source: str) -> StepLatency:
         return PROFILES[source]
     path = Path(source)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError as error:
         raise ConfigError(f"{source}: no such file, and no profile; profiles: {', '.join(PROFILES)}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: no JSON: {error}") from error
     if isinstance(document, list):
         return fit_latency([_measured_step(entry, source) for entry in document])

@@ -107,7 +107,7 @@ def parse_lengths(text: str) -> Lengths:
 def load_lengths(path: Path) -> PairedLengths:
     """Lengths of the requests in a JSONL file. Raises ConfigError for a line without them, OSError for no file."""
     pairs = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 pairs.append(read_lengths(read_object(line, f"{path}:{number}"), f"{path}:{number}"))
@@ -121,7 +121,7 @@ def read_object(line: str, where: str) -> dict[str, object]:
     """The JSON object of a line. Raises ConfigError."""
     try:
         document = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: no JSON: {error}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{where}: {type(document).__name__} is not an object")

@@ -45,9 +45,11 @@ class Replica:
         self._tokens.flags.writeable = False
 
     def add(self, seq_id: int, request: SimRequest, tenant: Tenant) -> bool:
-        """Take a request. False when the scheduler refuses it."""
+        """Take a request. False when a server would refuse it: it exceeds the context, or the scheduler says no."""
         config = self.scheduler.config
-        prompt = self._tokens[: min(request.prompt_tokens, config.max_model_len - 1)]
+        if request.prompt_tokens + request.output_tokens > config.max_model_len:
+            return False
+        prompt = self._tokens[: request.prompt_tokens]
         sampling = SamplingParams(request.output_tokens, ignore_eos=True)
         root = digests = b""
         if config.prefix_cache:

@@ -17,6 +17,7 @@ NO_PREFIX: Final = -1
 MAX_PREFIXES: Final = 1_000_000  # of a tenant
 MAX_ARRIVAL_S: Final = 1e9  # 31 years: nanoseconds stay far from what 64 bits hold
 _BATCH: Final = 4096
+_WINDOW: Final = 1000  # lines of a trace that are sorted at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Trace:
     """Recorded requests: a JSONL file of `arrival_s`, lengths as `read_lengths` takes them, and perhaps a `tenant`.
 
     Arrival times are divided by `speed`, so that 2 replays the trace in half the time. Lines may be a little out of
-    order, as logs are: within a thousand of them.
+    order, as logs are: none may come more than a thousand lines after one that arrived later.
     """
 
     path: Path
@@ -110,20 +111,25 @@ class Trace:
     def requests(self) -> Iterator[SimRequest]:
         """The first `num_requests` lines in the order of their arrival. Raises ConfigError for a line that is wrong."""
         window: list[tuple[int, int, SimRequest]] = []
-        for number, request in enumerate(islice(self._read(), self.num_requests)):
-            heapq.heappush(window, (request.arrival_ns, number, request))
-            if len(window) > 1000:
-                yield heapq.heappop(window)[2]
+        now_ns = 0  # up to where requests have been given out
+        for line_number, request in islice(self._read(), self.num_requests):
+            if request.arrival_ns < now_ns:
+                limit = f"arrives before one that stands more than {_WINDOW} lines earlier: sort them by arrival_s"
+                raise ConfigError(f"{self.path}:{line_number}: the request {limit}")
+            heapq.heappush(window, (request.arrival_ns, line_number, request))
+            if len(window) > _WINDOW:
+                now_ns, _, earliest = heapq.heappop(window)
+                yield earliest
         while window:
             yield heapq.heappop(window)[2]
 
-    def _read(self) -> Iterator[SimRequest]:
+    def _read(self) -> Iterator[tuple[int, SimRequest]]:
         numbers = {tenant.name: index for index, tenant in enumerate(self.tenants)}
-        with self.path.open(encoding="utf-8") as lines:
+        with self.path.open(encoding="utf-8", errors="replace") as lines:
             for line_number, line in enumerate(lines, 1):
                 if line.strip():
                     where = f"{self.path}:{line_number}"
-                    yield self._request(read_object(line, where), where, numbers)
+                    yield line_number, self._request(read_object(line, where), where, numbers)
 
     def _request(self, fields: dict[str, object], where: str, numbers: dict[str, int]) -> SimRequest:
         arrival_s = fields.get("arrival_s")

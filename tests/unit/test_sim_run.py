@@ -87,9 +87,12 @@ def test_request_that_outgrows_the_buffer_fails() -> None:
     assert (measured.totals.completed, measured.totals.failed) == (0, 1)
 
 
-def test_prompt_longer_than_the_context_is_cut() -> None:
-    measured = simulate(SimRequest(0, 0, prompt_tokens=1000, output_tokens=5))
-    assert (measured.totals.completed, measured.totals.output_tokens) == (1, 1)
+def test_request_that_exceeds_the_context_is_refused_as_by_a_server() -> None:
+    context = CONFIG.max_model_len
+    fits = SimRequest(0, 0, prompt_tokens=context - 5, output_tokens=5)
+    measured = simulate(fits, replace(fits, output_tokens=6), replace(fits, prompt_tokens=1000 * context))
+    assert (measured.totals.completed, measured.totals.refused) == (1, 2)
+    assert (measured.totals.prompt_tokens, measured.totals.output_tokens) == (context - 5, 5)
 
 
 def test_two_replicas_serve_two_requests_as_if_alone() -> None:

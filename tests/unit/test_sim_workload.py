@@ -113,10 +113,27 @@ def test_trace_is_replayed_in_order_and_at_the_speed_asked_for(tmp_path: Path) -
     assert (second.arrival_ns, second.tenant, second.prompt_tokens, second.output_tokens) == (1_500_000_000, 1, 4, 5)
 
 
+def test_trace_may_be_out_of_order_by_a_thousand_lines_and_not_by_more(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+
+    def arrivals(first: list[int]) -> list[int]:
+        times = [*first, *range(10, 1010), 5]
+        path.write_text(
+            "\n".join(json.dumps({"arrival_s": time, "prompt_tokens": 1, "output_tokens": 1}) for time in times)
+        )
+        return [request.arrival_ns // 10**9 for request in Trace(path, parse_tenants("a"), 9999).requests()]
+
+    assert arrivals([]) == [5, *range(10, 1010)]
+    with pytest.raises(ConfigError, match=r"trace\.jsonl:1002: the request arrives before"):
+        arrivals([9])
+
+
 @pytest.mark.parametrize(
     "line",
     [
         "x",
+        "[" * 100_000,
+        "\udcff",
         "[]",
         '{"prompt_tokens": 1, "output_tokens": 1}',
         '{"arrival_s": 0, "prompt_tokens": 0, "output_tokens": 1}',
@@ -128,7 +145,7 @@ def test_trace_is_replayed_in_order_and_at_the_speed_asked_for(tmp_path: Path) -
 )
 def test_bad_line_of_a_trace_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    path.write_text("\n" + line)
+    path.write_bytes(("\n" + line).encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=r"trace\.jsonl:2: "):
         list(Trace(path, parse_tenants("a,b"), 10).requests())
 

@@ -107,6 +107,7 @@ def test_autoscaled_deployment_grows_under_load(capsys: pytest.CaptureFixture[st
         (["--rates", "1e-6"], "all must arrive within 1e+09 s"),
         (["--step-times", "nowhere"], "nowhere: no such file"),
         (["--html", "nowhere/at/all.html"], "its folder does not exist"),
+        (["--html", "/"], "/: is a folder"),
         (["--trace", "nowhere.jsonl"], "nowhere.jsonl: No such file"),
     ],
 )
