@@ -3,6 +3,7 @@ default; CHAIRLIFT_KV_MEMORY sets what --kv-memory sets. The only place that rea
 """
 
 import os
+import re
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,11 @@ from service.executor.config import (
 )
 
 ENV_PREFIX = "CHAIRLIFT_"
+# https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+_SERVICE_LINK = re.compile(
+    rf"{ENV_PREFIX}(\w+_)?(SERVICE_HOST=.*|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_(TCP|UDP|SCTP))?=\w+://.*"
+    r"|PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.*)"
+)
 
 
 class ExecutorSettings(BaseModel):
@@ -152,6 +158,9 @@ def add_arguments(parser: ArgumentParser, *layers: type[BaseModel]) -> None:
 def load(layer: type[Layer], arguments: Namespace | None = None) -> Layer:
     """The settings of one layer. Raises ConfigError naming the first setting that is wrong."""
     given = {name: value for name, value in vars(arguments or Namespace()).items() if name in layer.model_fields}
+    for name, field in layer.model_fields.items():
+        if _is_service_link(f"{ENV_PREFIX}{name.upper()}"):
+            given.setdefault(name, field.default)
     source = type(layer.__name__, (layer, _Environment), {"__module__": __name__, "__doc__": layer.__doc__})
     try:
         return cast(Layer, source(**given))
@@ -165,9 +174,15 @@ def load(layer: type[Layer], arguments: Namespace | None = None) -> Layer:
 def check_environment() -> None:
     """Raise ConfigError for a CHAIRLIFT_ variable that sets nothing: most likely it is misspelt."""
     known = {f"{ENV_PREFIX}{name.upper()}" for layer in LAYERS for name in layer.model_fields}
-    unknown = sorted(name for name in os.environ if name.startswith(ENV_PREFIX) and name not in known)
+    ours = (name for name in os.environ if name.startswith(ENV_PREFIX) and not _is_service_link(name))
+    unknown = sorted(name for name in ours if name not in known)
     if unknown:
         raise ConfigError(f"the environment variable {unknown[0]} is no setting of Chairlift")
+
+
+def _is_service_link(variable: str) -> bool:
+    """Whether Kubernetes set `variable`, as it does in every pod beside a Service whose name begins with chairlift."""
+    return bool(_SERVICE_LINK.fullmatch(f"{variable}={os.environ.get(variable, '')}"))
 
 
 def printable(settings: Sequence[BaseModel]) -> dict[str, object]:

@@ -74,6 +74,31 @@ def test_unknown_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatch
         config.check_environment()
 
 
+def test_what_kubernetes_sets_beside_a_service_of_that_name_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = {
+        "SERVICE_HOST": "10.0.0.11",
+        "SERVICE_PORT": "50051",
+        "SERVICE_PORT_GRPC": "50051",
+        "PORT": "tcp://10.0.0.11:50051",
+        "PORT_50051_TCP": "tcp://10.0.0.11:50051",
+        "PORT_50051_TCP_PROTO": "tcp",
+        "PORT_50051_TCP_PORT": "50051",
+        "PORT_50051_TCP_ADDR": "10.0.0.11",
+        "CANARY_SERVICE_HOST": "10.0.0.12",  # of chairlift-canary
+        "CANARY_PORT": "tcp://10.0.0.12:50051",
+    }
+    for name, value in links.items():
+        monkeypatch.setenv(f"CHAIRLIFT_{name}", value)
+    config.check_environment()
+    assert config.load(ServerSettings, parsed()).port == ServerSettings().port
+    assert config.load(ServerSettings, parsed("--port", "7")).port == 7
+    monkeypatch.setenv("CHAIRLIFT_PORT", "1234")
+    assert config.load(ServerSettings, parsed()).port == 1234
+    monkeypatch.setenv("CHAIRLIFT_SERVICE", "x")
+    with pytest.raises(ConfigError, match="CHAIRLIFT_SERVICE is no setting"):
+        config.check_environment()
+
+
 def test_unknown_key_is_refused() -> None:
     with pytest.raises(ValidationError):
         EngineSettings(prot=1)  # type: ignore[call-arg]
