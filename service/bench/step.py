@@ -18,18 +18,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import onnx
+
+from graphs.manifest import PREFILL_NAME
 from service.bench.decode_state import filled_scheduler, noisy_kv_cache
 from service.bench.node_times import node_times_ns, split
 from service.bench.number_flags import MAX_COUNT, NumberFlag, add_numbers, listed, whole_number
 from service.bench.read_bandwidth import ReadBandwidth
 from service.core.scheduler import Scheduler
 from service.errors import ConfigError
+from service.executor.api import ExecutorLimits
 from service.executor.config import MAX_BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_THREADS, ExecutorConfig
 from service.executor.factory import create_executor
 from service.executor.kv_layout import CPU_KV_DTYPES
 from service.executor.ort import ExecutionTimes, OrtExecutor
 
 _WARM_UP_STEPS: Final = 3
+_MOST_EVENTS: Final = 1_000_000  # that ONNX Runtime's profiler keeps; later ones are lost
+_EVENTS_BESIDE_NODES: Final = 2  # of a run
 
 NUMBER_FLAGS: Final = (
     NumberFlag("--batch", listed(whole_number(1, MAX_NUM_SEQS)), "1,4,16,64", "sequences per step"),
@@ -134,18 +140,10 @@ def format_table(costs: Iterable[StepCost]) -> str:
 
 
 def _run_cases(arguments: Namespace, timed: OrtExecutor, profiled: OrtExecutor) -> list[_Case]:
+    sizes = _fitting_cases(arguments, timed.limits)
+    _check_events(arguments, len(sizes))
     num_steps = arguments.steps + _WARM_UP_STEPS
     limits, layout = timed.limits, timed.layout
-    sizes = {}
-    for batch in arguments.batch:
-        for context in arguments.context:
-            num_blocks = 1 + batch * -(-(context + num_steps + 1) // limits.block_size)
-            if context + num_steps < limits.max_model_len and num_blocks <= limits.num_blocks:
-                sizes[batch, context] = num_blocks
-            else:
-                sys.stderr.write(f"batch {batch}, context {context}: left out, too long for model or memory\n")
-    if not sizes:
-        raise ConfigError("no case fits the model's context and the free memory")
     kv_cache = noisy_kv_cache(replace(layout, num_blocks=max(sizes.values())))
     timed.bind_kv_cache(kv_cache)
     profiled.bind_kv_cache(kv_cache)
@@ -157,6 +155,35 @@ def _run_cases(arguments: Namespace, timed: OrtExecutor, profiled: OrtExecutor) 
             case = _run_steps(scheduler, timed, profiled, num_steps)
             cases.append(_Case(batch, context, *case, memory_read_bytes_per_s=max(before, bandwidth.measure())))
     return cases
+
+
+def _fitting_cases(arguments: Namespace, limits: ExecutorLimits) -> dict[tuple[int, int], int]:
+    """The blocks that each (batch, context) needs, of those that can be measured. Raises ConfigError when none can."""
+    num_steps = arguments.steps + _WARM_UP_STEPS
+    sizes = {}
+    for batch in arguments.batch:
+        for context in arguments.context:
+            num_blocks = 1 + batch * -(-(context + num_steps + 1) // limits.block_size)
+            if context <= num_steps // 2:
+                reason = f"shorter than half of its {num_steps} steps, which add a token each"
+            elif context + num_steps >= limits.max_model_len or num_blocks > limits.num_blocks:
+                reason = "too long for model or memory"
+            else:
+                sizes[batch, context] = num_blocks
+                continue
+            sys.stderr.write(f"batch {batch}, context {context}: left out, {reason}\n")
+    if not sizes:
+        raise ConfigError("no case fits the number of steps, the model's context and the free memory")
+    return sizes
+
+
+def _check_events(arguments: Namespace, num_cases: int) -> None:
+    """Raise ConfigError for more steps than a profile holds, which would be known only after they were run."""
+    num_nodes = len(onnx.load(arguments.model / PREFILL_NAME, load_external_data=False).graph.node)
+    most_steps = _MOST_EVENTS // (num_cases * (num_nodes + _EVENTS_BESIDE_NODES)) - _WARM_UP_STEPS
+    if arguments.steps > most_steps:
+        limit = f"at most {max(most_steps, 0)} with {num_cases} cases: a profile holds {_MOST_EVENTS:,} events"
+        raise ConfigError(f"--steps {arguments.steps}: {limit}")
 
 
 def _run_steps(

@@ -45,6 +45,23 @@ def test_nothing_left_to_measure_is_an_error(tiny_export: Callable[[str], Path])
         step.run(parse(tiny_export("w8a8"), "--context", "999"))
 
 
+def test_context_that_the_steps_would_double_is_left_out(
+    tiny_export: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert step.run(parse(tiny_export("w8a8"), "--batch", "1", "--context", "9,16", "--steps", "16", "--json")) == 0
+    output = capsys.readouterr()
+    assert [cost["context"] for cost in json.loads(output.out)] == [16]
+    assert "batch 1, context 9: left out, shorter than half of its 19 steps" in output.err
+
+
+def test_more_steps_than_a_profile_holds_are_refused_before_they_run(
+    tiny_export: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "_MOST_EVENTS", 100)
+    with pytest.raises(ConfigError, match=r"--steps 2: at most \d with 2 cases: a profile holds 100 events"):
+        step.run(parse(tiny_export("w8a8"), "--batch", "1", "--context", "16,40"))
+
+
 @pytest.mark.parametrize("value", ["", "1,x", "0", "4,-1"])
 def test_a_bad_list_is_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
