@@ -1,6 +1,7 @@
 """`chairlift generate`: one answer, streamed to the terminal."""
 
 import asyncio
+import io
 import sys
 from argparse import SUPPRESS, ArgumentParser, BooleanOptionalAction, Namespace
 from pathlib import Path
@@ -131,7 +132,9 @@ class AnswerText:
         self._is_line_open = False
 
     def __enter__(self) -> "AnswerText":
-        """The text itself."""
+        """The text itself. What the terminal's encoding lacks is written escaped."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
         return self
 
     def __exit__(

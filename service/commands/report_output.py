@@ -1,5 +1,6 @@
 """What the commands that report on loads share: where the report goes, and which requests count as good."""
 
+import os
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace, _ArgumentGroup
@@ -19,8 +20,14 @@ def add_output_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
 
 def check_output(args: Namespace) -> None:
     """Raise ConfigError when the page could not be written in the end."""
-    if args.html is not None and not args.html.parent.is_dir():
+    if args.html is None:
+        return
+    if not args.html.parent.is_dir():
         raise ConfigError(f"{args.html}: its folder does not exist")
+    if args.html.is_dir():
+        raise ConfigError(f"{args.html}: is a folder")
+    if not os.access(args.html if args.html.exists() else args.html.parent, os.W_OK):
+        raise ConfigError(f"{args.html}: may not be written")
 
 
 def good_limits(args: Namespace) -> LatencyLimits:
@@ -31,8 +38,12 @@ def good_limits(args: Namespace) -> LatencyLimits:
 def write_output(
     args: Namespace, html: Callable[[str], str], json: Callable[[str], str], text: Callable[[], str]
 ) -> None:
-    """Write the page where one is asked for, print the rest. `html` and `json` are given the command that was run."""
+    """Print the report, then write the page where one is asked for: should that fail, the figures are not lost.
+
+    `html` and `json` are given the command that was run.
+    """
     command = shlex.join(["chairlift", *sys.argv[1:]])
-    if args.html is not None:
-        args.html.write_text(html(command), encoding="utf-8")
     sys.stdout.write(json(command) if args.json else text())
+    if args.html is not None:
+        sys.stdout.flush()
+        args.html.write_text(html(command), encoding="utf-8")

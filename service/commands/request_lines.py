@@ -183,6 +183,7 @@ def _strings(name: str, value: object) -> list[str]:
 def _logit_bias(value: object) -> dict[int, float]:
     if not isinstance(value, dict):
         raise InvalidRequestError("logit_bias", type(value).__name__, "an object from token id to number")
-    if not all(token_id.isdecimal() for token_id in value):
-        raise InvalidRequestError("logit_bias", next(iter(value)), "token ids as keys")
+    for token_id in value:
+        if not token_id.isdecimal():
+            raise InvalidRequestError("logit_bias", token_id, "token ids as keys")
     return {int(token_id): _number("logit_bias", bias) for token_id, bias in value.items()}

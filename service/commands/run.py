@@ -116,13 +116,16 @@ class BatchRun:
         self._is_terminal = sys.stderr.isatty()
 
     async def answer(self, lines: Iterable[RequestLine]) -> Tally:
-        """Answer `lines`, started in their order. Raises EngineDeadError when the engine has stopped."""
+        """Answer `lines`, started in their order.
+
+        Raises EngineDeadError when the engine has stopped, OSError when a result cannot be written.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 for line in lines:
                     await self._slots.acquire()
                     tasks.create_task(self._answer_line(line))
-        except* EngineDeadError as errors:
+        except* (EngineDeadError, OSError) as errors:
             raise errors.exceptions[0] from None
         finally:
             if self._is_terminal:

@@ -80,7 +80,7 @@ def short_number(value: float) -> str:
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= limit:
             return f"{value / (1e3 if unit == 'k' else limit):.4g}{unit}"
-    if size >= 1000:
+    if size >= 999.5:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 

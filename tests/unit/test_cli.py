@@ -1,5 +1,6 @@
 """The command line: help, errors on one line, exit codes."""
 
+import io
 import socket
 import subprocess
 import sys
@@ -178,6 +179,14 @@ def test_error_in_the_middle_of_an_answer_has_a_line_of_its_own(
             answer.show(text)
         raise RemoteError("gone")
     assert capsys.readouterr().out == printed
+
+
+def test_answer_that_the_terminal_cannot_show_is_written_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    with AnswerText() as answer:
+        answer.show("naïve")
+    assert raw.getvalue() == b"na\\xefve\n"
 
 
 @pytest.mark.parametrize(("text", "printed"), [("", "\n"), ("whole", "whole\n")])

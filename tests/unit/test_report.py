@@ -50,7 +50,17 @@ def test_ticks_are_round_numbers(axis: Axis, ticks: object) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (0.1234, "0.123"), (12.345, "12.3"), (1234, "1,234"), (12_345, "12.35k"), (5.6e6, "5.6M"), (-2, "-2")],
+    [
+        (0, "0"),
+        (0.1234, "0.123"),
+        (12.345, "12.3"),
+        (1234, "1,234"),
+        (999.6, "1,000"),
+        (999.4, "999"),
+        (12_345, "12.35k"),
+        (5.6e6, "5.6M"),
+        (-2, "-2"),
+    ],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert short_number(value) == text

@@ -101,6 +101,12 @@ def test_bad_line_is_an_error_that_names_the_field(text: str, field: str) -> Non
     assert error.field == field
 
 
+def test_error_names_the_token_id_that_is_none() -> None:
+    error = parse_line(line(prompt="p", logit_bias={"5": 1, "x": 2})).request
+    assert isinstance(error, InvalidRequestError)
+    assert "'x'" in str(error)
+
+
 def test_bad_line_keeps_its_id() -> None:
     assert parse_line(line(id="b7", prompt=3)).id == "b7"
     answer = error_line(RequestLine("b7", (TextPrompt("p"), GenerationParams()), number=4), ChairliftError("x"))

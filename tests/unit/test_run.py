@@ -1,5 +1,6 @@
 """The offline batch over a toy model."""
 
+import errno
 import io
 import json
 from pathlib import Path
@@ -107,6 +108,20 @@ def test_dead_engine_ends_the_run() -> None:
             toy.executor.errors.append(ExecutorError("for good"))
             with pytest.raises(EngineDeadError):
                 await BatchRun(toy.frontend, io.StringIO(), max_in_flight=4).answer(request_lines(lines))
+
+    run_async(main())
+
+
+def test_full_disk_ends_the_run_in_one_error() -> None:
+    class FullDisk(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.ENOSPC, f"no space for {len(text)} characters")
+
+    async def main() -> None:
+        lines = [json.dumps({"prompt_token_ids": [i], "max_tokens": 5}) for i in range(50)]
+        async with served_toy() as toy:
+            with pytest.raises(OSError, match="no space for"):
+                await BatchRun(toy.frontend, FullDisk(), max_in_flight=4).answer(request_lines(lines))
 
     run_async(main())
 
