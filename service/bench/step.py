@@ -18,9 +18,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-import onnx
-
-from graphs.manifest import PREFILL_NAME
 from service.bench.decode_state import filled_scheduler, noisy_kv_cache
 from service.bench.node_times import node_times_ns, split
 from service.bench.number_flags import MAX_COUNT, NumberFlag, add_numbers, listed, whole_number
@@ -31,6 +28,7 @@ from service.executor.api import ExecutorLimits
 from service.executor.config import MAX_BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS, MAX_THREADS, ExecutorConfig
 from service.executor.factory import create_executor
 from service.executor.kv_layout import CPU_KV_DTYPES
+from service.executor.model_variant import count_nodes
 from service.executor.ort import ExecutionTimes, OrtExecutor
 
 _WARM_UP_STEPS: Final = 3
@@ -179,8 +177,8 @@ def _fitting_cases(arguments: Namespace, limits: ExecutorLimits) -> dict[tuple[i
 
 def _check_events(arguments: Namespace, num_cases: int) -> None:
     """Raise ConfigError for more steps than a profile holds, which would be known only after they were run."""
-    num_nodes = len(onnx.load(arguments.model / PREFILL_NAME, load_external_data=False).graph.node)
-    most_steps = _MOST_EVENTS // (num_cases * (num_nodes + _EVENTS_BESIDE_NODES)) - _WARM_UP_STEPS
+    num_events = num_cases * (count_nodes(arguments.model) + _EVENTS_BESIDE_NODES)
+    most_steps = _MOST_EVENTS // num_events - _WARM_UP_STEPS
     if arguments.steps > most_steps:
         limit = f"at most {max(most_steps, 0)} with {num_cases} cases: a profile holds {_MOST_EVENTS:,} events"
         raise ConfigError(f"--steps {arguments.steps}: {limit}")

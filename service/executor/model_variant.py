@@ -6,7 +6,7 @@ from typing import Any, Final
 import onnx
 from onnx import TensorProto
 
-from graphs.manifest import ModelInfo
+from graphs.manifest import PREFILL_NAME, ModelInfo
 from service.errors import ModelFolderError
 from service.executor.kv_layout import SCALE_BYTES, KvDtype
 
@@ -35,6 +35,11 @@ def model_variant(path: Path, info: ModelInfo, dtype: KvDtype) -> bytes:
             width.dim_value = info.head_dim + SCALE_BYTES
     variant: bytes = model.SerializeToString()
     return variant
+
+
+def count_nodes(model_dir: Path) -> int:
+    """The nodes of the folder's graph, of which ONNX Runtime may fuse some."""
+    return len(onnx.load(model_dir / PREFILL_NAME, load_external_data=False).graph.node)
 
 
 def read_graph(path: Path, info: ModelInfo) -> tuple[onnx.ModelProto, list[Any]]:
