@@ -108,7 +108,7 @@ def write_graphs(source: TensorSource, folder: Path, weight_format: str, progres
 
 def _describe(source: TensorSource, folder: Path, weight_format: str) -> Manifest:
     names = [*REQUIRED_FILES, *([CHAT_TEMPLATE_NAME] if (folder / CHAT_TEMPLATE_NAME).is_file() else [])]
-    origin = {"name": source.path.name}
+    origin = {"name": source.path.name} | ({"dtype": source.dtype} if source.dtype else {})
     if source.path.is_file():
         with source.path.open("rb") as file:
             origin["sha256"] = file_digest(file, "sha256").hexdigest()

@@ -68,6 +68,11 @@ class GgufSource:
         except (ExportError, UnicodeDecodeError) as error:  # metadata strings are decoded when they are read
             raise ExportError(f"{path}: {error}") from error
 
+    @property
+    def dtype(self) -> None:
+        """None: matrices are rounded, and vectors are float32 whatever the model was trained in."""
+        return None
+
     def float32(self, name: str) -> Float32Array:
         """Yield the tensor as float32; the caller owns it. Raises ExportError."""
         tensor = self._tensors[self._file_name(name)]

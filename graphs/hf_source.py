@@ -12,10 +12,11 @@ from graphs.fields import Fields
 from graphs.rope import Float32Array
 from graphs.spec import ModelSpec
 from graphs.spec_config import spec_from_config, token_ids
-from graphs.tensors import BlockWeights, StoredNames, UInt8Array, check_shapes, require_finite
+from graphs.tensors import BlockWeights, StoredNames, UInt8Array, check_shapes, require_finite, tensor_shapes
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_DTYPE_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _TOP_NAMES = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "head": "lm_head.weight"}
 _LAYER_NAMES = {
     "norm1": "input_layernorm",
@@ -65,6 +66,13 @@ class HfSource:
             check_shapes(self.spec, shapes, self._file_name)
         except ExportError as error:
             raise ExportError(f"{path}: {error}") from error
+
+    @property
+    def dtype(self) -> str | None:
+        """What all matrices are stored in; None when they differ. Vectors are often wider."""
+        shapes = tensor_shapes(self.spec)
+        kinds = {self._tensors[self._file_name(name)].dtype for name, shape in shapes.items() if len(shape) == 2}
+        return _DTYPE_NAMES.get(kinds.pop()) if len(kinds) == 1 else None
 
     def float32(self, name: str) -> Float32Array:
         """Yield the tensor as float32; the caller owns it. Raises ExportError."""

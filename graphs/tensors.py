@@ -78,6 +78,10 @@ class TensorSource(Protocol):
     def path(self) -> Path:
         """The file or folder that is read."""
 
+    @property
+    def dtype(self) -> str | None:
+        """The one number type of all its matrices, "bfloat16" say; None when it does not tell what the model was."""
+
     def float32(self, name: str) -> Float32Array:
         """Yield the tensor as float32, in the shape that `tensor_shape` gives. The caller owns it.
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from graphs.export import export_model
@@ -38,15 +39,16 @@ MODEL = tiny_config(
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function from weight format to a model folder of MODEL."""
-    source = tmp_path_factory.mktemp("tiny-heads-of-64")
-    write_hf(source, MODEL, hf_tensors(MODEL))
-    write_tokenizer_json(source)
+    """A function from weight format to a model folder of MODEL, whose source is float32, or "int8 of float16"."""
     exports = tmp_path_factory.mktemp("exports")
 
-    def folder(weight_format: str) -> Path:
-        out = exports / weight_format
+    def folder(name: str) -> Path:
+        out = exports / name
         if not out.exists():
+            weight_format, _, dtype = name.partition(" of ")
+            source = exports / f"source-{dtype}"
+            write_hf(source, MODEL, hf_tensors(MODEL), dtype=dtype or np.float32)
+            write_tokenizer_json(source)
             export_model(source, out, weight_format)
         return out
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from tests.cuda.test_weight_formats import FORMATS, folder_of, loaded
+from tests.cuda.test_weight_formats import FORMATS, HALF_FORMATS, folder_of, loaded
 
 __all__ = ["folder_of"]
 
@@ -41,7 +41,7 @@ def library() -> Iterator[mmap.mmap]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_op_has_a_kernel_of_the_models_type(library: mmap.mmap, folder_of, name: str) -> None:
-    scalar = "bf16" if name == "bfloat16" else "half"
+    scalar = "half" if name in HALF_FORMATS else "bf16"
     op_types = {node.op_type for node in loaded(folder_of(name)).graph.node} - OF_ANY_TYPE - OURS
     assert op_types <= KERNELS.keys()
     lacking = [each for each in op_types if library.find(KERNELS[each] % {b"type": TYPES[scalar]}) < 0]

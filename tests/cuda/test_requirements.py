@@ -16,18 +16,24 @@ HALF, BF16 = Scalar.HALF, Scalar.BF16
 
 
 @pytest.mark.parametrize(
-    ("weights", "kv_dtype", "expected"),
+    ("weights", "dtype", "kv_dtype", "expected"),
     [
-        ("float16", "auto", Precision(HALF, KvDtype.FLOAT16)),
-        ("float16", "float16", Precision(HALF, KvDtype.FLOAT16)),
-        ("int8", "fp8", Precision(HALF, KvDtype.FP8)),
-        ("int4", "auto", Precision(HALF, KvDtype.FLOAT16)),
-        ("bfloat16", "auto", Precision(BF16, KvDtype.BFLOAT16)),
-        ("bfloat16", "fp8", Precision(BF16, KvDtype.FP8)),
+        ("float16", "bfloat16", "auto", Precision(HALF, KvDtype.FLOAT16)),
+        ("float16", None, "float16", Precision(HALF, KvDtype.FLOAT16)),
+        ("bfloat16", "bfloat16", "auto", Precision(BF16, KvDtype.BFLOAT16)),
+        ("bfloat16", "float16", "fp8", Precision(BF16, KvDtype.FP8)),
+        ("int8", "float16", "fp8", Precision(HALF, KvDtype.FP8)),
+        ("int4", "float16", "auto", Precision(HALF, KvDtype.FLOAT16)),
+        ("int8", "bfloat16", "fp8", Precision(BF16, KvDtype.FP8)),
+        ("int4", "bfloat16", "auto", Precision(BF16, KvDtype.BFLOAT16)),
+        ("int4", "float32", "auto", Precision(BF16, KvDtype.BFLOAT16)),
+        ("int8", None, "bfloat16", Precision(BF16, KvDtype.BFLOAT16)),
     ],
 )
-def test_what_a_model_computes_in_follows_from_its_weights(tiny_float16, weights, kv_dtype, expected) -> None:
-    manifest = replace(Manifest.load(tiny_float16), weight_format=weights)
+def test_what_a_model_computes_in_follows_from_its_weights(tiny_float16, weights, dtype, kv_dtype, expected) -> None:
+    """`dtype` is the source's; a GGUF file has none, nor had folders before manifests had."""
+    source = {"dtype": dtype} if dtype else {}
+    manifest = replace(Manifest.load(tiny_float16), weight_format=weights, source=source)
     assert expected == require_cuda_model(replace(CONFIG, kv_dtype=kv_dtype), manifest)
 
 
@@ -39,6 +45,7 @@ def test_what_a_model_computes_in_follows_from_its_weights(tiny_float16, weights
         ("float16", "int8", "kv_dtype: 'int8' does not run on cuda with float16 weights: auto, float16 or fp8"),
         ("float16", "bfloat16", "kv_dtype: 'bfloat16' does not run on cuda with float16 weights"),
         ("bfloat16", "float16", "kv_dtype: 'float16' .* with bfloat16 weights: auto, bfloat16 or fp8"),
+        ("int8", "float16", "kv_dtype: 'float16' .* with int8 weights of a model that is not in float16: auto, bfl"),
     ],
 )
 def test_types_that_do_not_go_together_are_refused_by_name(tiny_float16, weights, kv_dtype, message: str) -> None:

@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -13,7 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from onnx import TensorProto
 
-from graphs.export import write_graphs
+from graphs.export import export_model, write_graphs
 from graphs.manifest import PREFILL_NAME, REQUIRED_FILES, WEIGHTS_NAME, FileRecord, Manifest
 from graphs.ops import library_path
 from graphs.weights import open_source
@@ -31,10 +32,12 @@ from tests.cuda.test_simulated_engine import GREEDY
 from tests.cudasim.build import missing_tool
 from tests.stepping import run_requests
 from tests.unit.tiny_export import write_tokenizer_json
-from tests.unit.tiny_models import hf_tensors, write_gguf
+from tests.unit.tiny_models import hf_tensors, write_gguf, write_hf
 
 NEEDS_SIMULATOR = pytest.mark.skipif(missing_tool() is not None, reason=str(missing_tool()))
-FORMATS = ["float16", "bfloat16", "int8", "int4", "int4 of Q4_1"]
+FORMATS = ["float16", "bfloat16", "int8", "int8 of float16", "int4", "int4 of float16", "int4 of Q4_1"]
+HALF_FORMATS = {"float16", "int8 of float16", "int4 of float16"}
+"""Those that compute in float16. The others do in bfloat16."""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,7 @@ def test_every_weight_is_on_the_device_once_and_only_attention_reads_float32(fol
     read = {value for node in graph.node for value in node.input if node.op_type not in {"Cast", "PagedAttention"}}
     assert set() == wide & read
     assert {"rope.cos", "rope.sin"} == wide - narrowed
-    own = TensorProto.BFLOAT16 if name == "bfloat16" else TensorProto.FLOAT16
+    own = TensorProto.FLOAT16 if name in HALF_FORMATS else TensorProto.BFLOAT16
     assert {own} == {node.attribute[0].i for node in casts}
 
 
@@ -108,7 +111,7 @@ def test_types_fit_whatever_the_format(folder_of, tmp_path, name: str, kv_dtype:
     try:
         ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        assert name == "bfloat16" and "NOT_IMPLEMENTED" in str(error), error
+        assert name not in HALF_FORMATS and "NOT_IMPLEMENTED" in str(error), error
     model.graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT  # token ids: it would be seen
     with pytest.raises(Exception, match=r"INVALID_GRAPH.*Type Error"):
         ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -138,7 +141,7 @@ def largest_difference(host_executor, folder: Path, kernels: object | None = Non
     return max(differences)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "int4 of Q4_1"])
+@pytest.mark.parametrize("name", ["int8 of float16", "int4 of float16"])
 def test_integer_weights_yield_the_log_probabilities_of_the_cpu(host_executor, folder_of, name: str) -> None:
     """Kernels in numpy; MatMulNBits has float16 rows here, and float32 rows there."""
     assert largest_difference(host_executor, folder_of(name)) < 0.05
@@ -151,7 +154,9 @@ HALF, BF16 = Scalar.HALF, Scalar.BF16
 @pytest.mark.parametrize(
     ("name", "kv_dtype", "precision", "limit"),
     [
-        ("int4 of Q4_1", "auto", Precision(HALF, KvDtype.FLOAT16), 0.05),
+        ("int4 of float16", "auto", Precision(HALF, KvDtype.FLOAT16), 0.05),
+        ("int8", "auto", Precision(BF16, KvDtype.BFLOAT16), 0.1),
+        ("int4 of Q4_1", "auto", Precision(BF16, KvDtype.BFLOAT16), 0.1),
         ("float16", "fp8", Precision(HALF, KvDtype.FP8), 0.1),
         ("bfloat16", "auto", Precision(BF16, KvDtype.BFLOAT16), 0.1),
         ("bfloat16", "fp8", Precision(BF16, KvDtype.FP8), 0.2),
@@ -162,3 +167,18 @@ def test_the_real_kernels_yield_the_log_probabilities_of_the_cpu(
 ) -> None:
     kernels = SimulatedKernels(HEAD_DIM, CONFIG.block_size, precision=precision)
     assert largest_difference(host_executor, folder_of(name), kernels, kv_dtype=kv_dtype) < limit
+
+
+@NEEDS_SIMULATOR
+def test_activations_beyond_float16_stay_finite_in_integer_weights_of_other_models(host_executor, tmp_path) -> None:
+    """The MLP's product is some hundred thousand, as in models that were trained in bfloat16."""
+    tensors = hf_tensors(MODEL)
+    for layer in range(MODEL["num_hidden_layers"]):
+        at = f"model.layers.{layer}.mlp"
+        tensors[f"{at}.up_proj.weight"] *= 2.0**18
+        tensors[f"{at}.down_proj.weight"] *= 2.0**-18
+    write_tokenizer_json(tmp_path)
+    source = write_hf(tmp_path, MODEL, tensors, dtype=ml_dtypes.bfloat16)
+    folder = export_model(source, tmp_path / "int8", "int8").folder
+    kernels = SimulatedKernels(HEAD_DIM, CONFIG.block_size, precision=Precision(BF16, KvDtype.BFLOAT16))
+    assert largest_difference(host_executor, folder, kernels) < 0.1

@@ -62,15 +62,15 @@ def expected(smollm2_gguf: Path) -> Callable[[int, str], tuple[list[int], list[f
     return tokens_and_leads
 
 
-# Formats that keep the file's weights: as they are, or rounded to 11 or 8 bits. Where the reference's two best logits
-# are nearer than `near_tie`, another choice is as right: logits of 16 have steps of 0.016 in float16, of 0.125 in
-# bfloat16; and noise in keys and values of float16's size tips so many of e4m3's coarse roundings that the reference's
-# own leads move by 0.2.
+# Formats that keep the file's weights: as they are, or rounded to 11 or 8 bits; int4 computes in bfloat16. Where the
+# reference's two best logits are nearer than `near_tie`, another choice is as right: logits of 16 have steps of 0.016
+# in float16, of 0.125 in bfloat16; and noise in keys and values of float16's size tips so many of e4m3's coarse
+# roundings that the reference's own leads move by 0.2.
 @pytest.mark.parametrize(
     ("weight_format", "kv_dtype", "near_tie", "min_tokens"),
     [
         ("float16", "auto", 0.05, 32),
-        ("int4", "auto", 0.05, 32),
+        ("int4", "auto", 0.25, 28),
         ("bfloat16", "auto", 0.25, 28),
         ("float16", "fp8", 0.25, 26),
     ],

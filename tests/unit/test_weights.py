@@ -153,7 +153,19 @@ def test_hugging_face_shards_of_every_float_type_are_read(tmp_path: Path, dtype:
     expected = weights.astype(dtype).astype(np.float32)
 
     assert not (path / "model.safetensors").exists()
-    np.testing.assert_array_equal(open_source(path).float32("layers.1.gate"), expected)
+    source = open_source(path)
+    np.testing.assert_array_equal(source.float32("layers.1.gate"), expected)
+    assert np.dtype(dtype).name == source.dtype
+
+
+def test_only_files_with_matrices_of_one_float_type_tell_the_models(tmp_path: Path, gguf_path: Path) -> None:
+    """Norms may be of another; a GGUF file is mostly of a model in bfloat16, and holds no trace of it."""
+    tensors = {name: values.astype(np.float16) for name, values in hf_tensors(CONFIG).items()}
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float32)
+    assert "float16" == open_source(write_hf(tmp_path / "one", CONFIG, tensors, dtype=None)).dtype
+    tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].astype(np.float32)
+    assert open_source(write_hf(tmp_path / "two", CONFIG, tensors, dtype=None)).dtype is None
+    assert open_source(gguf_path).dtype is None
 
 
 def test_generation_settings_and_tokenizer_complete_the_spec(hf_path: Path) -> None:

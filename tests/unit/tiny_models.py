@@ -126,7 +126,7 @@ def hf_tensors(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
 def write_hf(
     folder: Path, config: dict, tensors: dict[str, np.ndarray], dtype: object = np.float32, num_shards: int = 1
 ) -> Path:
-    """Write config.json and the tensors."""
+    """Write config.json and the tensors; with `dtype` None each in its own."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     names = list(tensors)
@@ -137,7 +137,7 @@ def write_hf(
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     for shard, file in enumerate(files):
         chosen = names[shard :: len(files)]
-        save_file({name: tensors[name].astype(dtype) for name in chosen}, folder / file)
+        save_file({name: tensors[name].astype(dtype or tensors[name].dtype) for name in chosen}, folder / file)
     return folder
 
 

@@ -71,7 +71,7 @@ class CudaExecutor:
         self._device, self._session, self._release_kernels = parts.device, parts.session, parts.release_kernels
         self._capture = config.capture
         self._graphs = BucketGraphs(checked_buckets(config.capture_buckets, config.max_num_seqs), config.capture)
-        dtype = Precision.choose(config.kv_dtype, manifest.weight_format).kv_dtype
+        dtype = Precision.choose(config.kv_dtype, manifest).kv_dtype
         probe = KvLayout(dtype, model.num_layers, _PROBE_BLOCKS, model.num_kv_heads, config.block_size, model.head_dim)
         limits = executor_limits(config, model, probe)
         ops = CudaOps(parts.library.functions)

@@ -12,6 +12,7 @@ from service.errors import ModelFolderError
 
 ATTENTION: Final = "PagedAttention"
 _ZERO_CODE: Final = 128.0  # of 8-bit embeddings
+_WIDENINGS: Final = {(narrow, TensorProto.FLOAT) for narrow in (TensorProto.FLOAT16, TensorProto.BFLOAT16)}
 
 
 def narrow(graph: Any, element_type: int) -> None:
@@ -27,18 +28,29 @@ def narrow(graph: Any, element_type: int) -> None:
 
 
 def _drop_widening(graph: Any, element_type: int) -> None:
-    """Let readers of a Cast from `element_type` to float32 read what was cast. Raises ModelFolderError for others."""
+    """Let readers of a Cast from `element_type` to float32 read what was cast.
+
+    Rows of an embedding in the other 16-bit type are cast to `element_type` instead. Raises ModelFolderError for what
+    else is cast.
+    """
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    weights = set(types)
     types |= {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info)}
     widening = (element_type, TensorProto.FLOAT)
+    narrow_name, kept = {}, []
     for node in graph.node:
-        if node.op_type == "Cast":
-            change = (types.get(node.input[0], TensorProto.UNDEFINED), helper.get_node_attr_value(node, "to"))
-            if change != widening:
-                found, allowed = (" to ".join(map(TensorProto.DataType.Name, each)) for each in (change, widening))
-                raise ModelFolderError(f"casts {node.input[0]!r} from {found}: only {allowed} runs on cuda")
-    narrow_name = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Cast"}
-    kept = [node for node in graph.node if node.op_type != "Cast"]
+        if node.op_type != "Cast":
+            kept.append(node)
+            continue
+        (name,) = node.input
+        change = (types.get(name, TensorProto.UNDEFINED), helper.get_node_attr_value(node, "to"))
+        if change == widening:
+            narrow_name[node.output[0]] = name
+        elif change in _WIDENINGS and name not in weights:
+            kept.append(helper.make_node("Cast", [name], [node.output[0]], name=node.name, to=element_type))
+        else:
+            found, allowed = (" to ".join(map(TensorProto.DataType.Name, each)) for each in (change, widening))
+            raise ModelFolderError(f"casts {name!r} from {found}: only {allowed} runs on cuda")
     for node in kept:
         node.input[:] = [narrow_name.get(name, name) for name in node.input]
     del graph.node[:]

@@ -15,4 +15,4 @@ def require_cuda_model(config: ExecutorConfig, manifest: Manifest) -> Precision:
             f"num_heads: {model.num_heads} for {model.num_kv_heads} KV heads do not run on cuda: "
             f"at most {DECODE_ROWS} for each"
         )
-    return Precision.choose(config.kv_dtype, manifest.weight_format)
+    return Precision.choose(config.kv_dtype, manifest)

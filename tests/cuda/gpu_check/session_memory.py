@@ -48,7 +48,7 @@ def session_memory(device: CheckDevice) -> Iterator[Row]:
 def read_graphs(device: CheckDevice, model_dir: Path) -> list[onnx.ModelProto]:
     """As the product loads them."""
     manifest = Manifest.load(model_dir)
-    precision = Precision.choose("auto", manifest.weight_format)
+    precision = Precision.choose("auto", manifest)
     domain = "chairlift" if device.name == "cuda" else HostDevice.op_domain
     contents = [
         cuda_graph(model_dir / name, manifest.model, domain, precision).content for name in (PREFILL_NAME, DECODE_NAME)
