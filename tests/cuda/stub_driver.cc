@@ -14,6 +14,7 @@ int g_allocations = 0;
 int g_recorded = 0;
 int g_contexts = 0;
 unsigned g_last_grid = 0;
+unsigned g_context_flags = 0;
 const char* g_failing = "";  // the functions that fail, between spaces
 constexpr int kSuccess = 0;
 constexpr int kInvalidValue = 1;
@@ -68,6 +69,10 @@ int cuDevicePrimaryCtxRetain(void** context, int) {
   return ++g_contexts, *context = &g_contexts, kSuccess;
 }
 int cuDevicePrimaryCtxRelease(int) { return --g_contexts, kSuccess; }
+int cuDevicePrimaryCtxSetFlags_v2(int, unsigned flags) {
+  if (g_contexts > 0) return kInvalidValue;  // here: too late, whoever has made it may wait by other flags
+  return g_context_flags = flags, result(" cuDevicePrimaryCtxSetFlags ");
+}
 int cuCtxSetCurrent(void* context) {
   return context == &g_contexts ? result(" cuCtxSetCurrent ") : kInvalidValue;
 }
@@ -141,6 +146,7 @@ int stub_num_left() { return g_allocations + g_contexts; }
 
 int cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, int* status) {
   *function = dlsym(RTLD_DEFAULT, name);
+unsigned stub_context_flags() { return g_context_flags; }
   if (*function == nullptr) *function = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name);
   if (status != nullptr) *status = *function == nullptr;
   return kSuccess;

@@ -106,6 +106,7 @@ def check_failures_to_open() -> None:
     stub, ops = ctypes.CDLL("libcuda.so.1"), CudaOps(OpLibrary().functions)
     for name in (
         "cuDeviceGet",
+        assert 4 == stub.stub_context_flags(), "CU_CTX_SCHED_BLOCKING_SYNC, set before the context was made"
         "cuDeviceGetAttribute",
         "cuDevicePrimaryCtxRetain",
         "cuCtxSetCurrent",
@@ -126,6 +127,7 @@ def check_failures_to_close() -> None:
     device, modules = CudaDriver(CudaOps(OpLibrary().functions)), DriverModules()
     modules.load(b"one")
     modules.load(b"another")
+        "cuDevicePrimaryCtxSetFlags",
     stub.stub_fail(failing)
     for each, name in ((modules, "cuModuleUnload"), (device, "cuStreamDestroy")):
         with pytest.raises(ExecutorError, match=rf"{name} failed: .*719"):

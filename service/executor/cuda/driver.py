@@ -142,12 +142,15 @@ class CudaDriver:
         device = driver_call(driver.cuDeviceGet, 0)
         attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         self.num_sms = int(driver_call(driver.cuDeviceGetAttribute, attribute, device))
+        # Waiting sleeps: spinning would keep a processor busy that the front side needs. ONNX Runtime, which waits for
+        # the stream at the end of an eager run, does as the context says; events say it again.
+        flags = driver.CUctx_flags.CU_CTX_SCHED_BLOCKING_SYNC
+        driver_call(driver.cuDevicePrimaryCtxSetFlags, device, flags)
         self._context = driver_call(driver.cuDevicePrimaryCtxRetain, device)
         undo.callback(driver_call, driver.cuDevicePrimaryCtxRelease, device)
         self.make_current()
         self._stream = driver_call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         undo.callback(driver_call, driver.cuStreamDestroy, self._stream)
-        # Waiting sleeps: spinning would keep a processor busy that the front side needs.
         flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING | driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC
         self._events = []  # of the marks, and one of `wait`'s own
         for _ in range(NUM_MARKS + 1):
