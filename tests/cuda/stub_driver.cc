@@ -41,6 +41,11 @@ struct Copy2D {  // CUDA_MEMCPY2D
 
 int result(const char* spaced_name) { return std::strstr(g_failing, spaced_name) ? kLaunchFailed : kSuccess; }
 
+int capability() {
+  const char* chosen = std::getenv("STUB_CAPABILITY");
+  return chosen ? std::atoi(chosen) : 90;
+}
+
 }  // namespace
 
 extern "C" {
@@ -58,21 +63,21 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
     case 36: return *value = 3200000, kSuccess;    // memory clock, kHz
     case 37: return *value = 6144, kSuccess;       // width of the memory's bus, bits
     case 38: return *value = 50 << 20, kSuccess;   // L2 cache
-    case 75: return *value = 9, kSuccess;          // compute capability, major
-    case 76: return *value = 0, kSuccess;          // minor
+    case 75: return *value = capability() / 10, kSuccess;  // major
+    case 76: return *value = capability() % 10, kSuccess;  // minor
     case 97: return *value = 227 << 10, kSuccess;  // shared memory that a block may ask for
   }
   return kInvalidValue;
+}
+int cuDevicePrimaryCtxSetFlags_v2(int, unsigned flags) {
+  if (g_contexts > 0) return kInvalidValue;  // here: too late, whoever has made it may wait by other flags
+  return g_context_flags = flags, result(" cuDevicePrimaryCtxSetFlags ");
 }
 int cuDevicePrimaryCtxRetain(void** context, int) {
   if (result(" cuDevicePrimaryCtxRetain ")) return kLaunchFailed;
   return ++g_contexts, *context = &g_contexts, kSuccess;
 }
 int cuDevicePrimaryCtxRelease(int) { return --g_contexts, kSuccess; }
-int cuDevicePrimaryCtxSetFlags_v2(int, unsigned flags) {
-  if (g_contexts > 0) return kInvalidValue;  // here: too late, whoever has made it may wait by other flags
-  return g_context_flags = flags, result(" cuDevicePrimaryCtxSetFlags ");
-}
 int cuCtxSetCurrent(void* context) {
   return context == &g_contexts ? result(" cuCtxSetCurrent ") : kInvalidValue;
 }
@@ -141,12 +146,12 @@ int cuLaunchKernel(void*, unsigned grid_x, unsigned, unsigned, unsigned, unsigne
 }
 
 void stub_fail(const char* spaced_names) { g_failing = spaced_names; }
+unsigned stub_context_flags() { return g_context_flags; }
 unsigned stub_last_grid() { return g_last_grid; }
 int stub_num_left() { return g_allocations + g_contexts; }
 
 int cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, int* status) {
   *function = dlsym(RTLD_DEFAULT, name);
-unsigned stub_context_flags() { return g_context_flags; }
   if (*function == nullptr) *function = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name);
   if (status != nullptr) *status = *function == nullptr;
   return kSuccess;

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from service.errors import ConfigError, ExecutorError
@@ -58,6 +59,24 @@ def test_what_cannot_be_given_back_does_not_keep_the_rest(with_stub) -> None:
     assert (0, "done\n", "") == (result.returncode, result.stdout, result.stderr)
 
 
+@pytest.mark.parametrize(
+    ("capability", "message"),
+    [
+        ("75", "the GPU has compute capability 7.5, and kernels take 8.0"),
+        (
+            "100",
+            f"the GPU has compute capability 10.0, which onnxruntime-gpu {ort.__version__} has no machine code for, "
+            "only for sm_120a, sm_75, sm_80, sm_86, sm_89, sm_90a",
+        ),
+    ],
+)
+def test_cards_that_no_model_runs_on_are_refused_in_one_line(with_stub, tiny_float16, capability, message) -> None:
+    environment = with_stub | {"STUB_CAPABILITY": capability}
+    result = run(environment, "service.cli", "serve", "--model", tiny_float16, "--device", "cuda", "--port", 0)
+    expected = f"chairlift serve: device: cuda cannot be used: {message}\n"
+    assert (2, expected, "") == (result.returncode, result.stderr, result.stdout)
+
+
 def has_cuda_libraries() -> bool:
     packages = find_spec("nvidia")
     folders = [] if packages is None else list(packages.submodule_search_locations or ())
@@ -87,6 +106,7 @@ def check_everything() -> None:
     device = CudaDriver(CudaOps(OpLibrary().functions))
     with closing(device):
         assert (132, 1 << 20) == (device.num_sms, device.free_bytes())
+        assert 4 == stub.stub_context_flags(), "CU_CTX_SCHED_BLOCKING_SYNC, set before the context was made"
         check_copies(device)
         kernel = LoadedKernel(5, 128, 1024)
         assert 8 == device.blocks_per_sm(kernel), "1,024 bytes over 128 threads: what the stub answers"
@@ -106,8 +126,8 @@ def check_failures_to_open() -> None:
     stub, ops = ctypes.CDLL("libcuda.so.1"), CudaOps(OpLibrary().functions)
     for name in (
         "cuDeviceGet",
-        assert 4 == stub.stub_context_flags(), "CU_CTX_SCHED_BLOCKING_SYNC, set before the context was made"
         "cuDeviceGetAttribute",
+        "cuDevicePrimaryCtxSetFlags",
         "cuDevicePrimaryCtxRetain",
         "cuCtxSetCurrent",
         "cuStreamCreate",
@@ -127,7 +147,6 @@ def check_failures_to_close() -> None:
     device, modules = CudaDriver(CudaOps(OpLibrary().functions)), DriverModules()
     modules.load(b"one")
     modules.load(b"another")
-        "cuDevicePrimaryCtxSetFlags",
     stub.stub_fail(failing)
     for each, name in ((modules, "cuModuleUnload"), (device, "cuStreamDestroy")):
         with pytest.raises(ExecutorError, match=rf"{name} failed: .*719"):
