@@ -6,6 +6,7 @@ Gathers of rows that all stay. A session of its own would either load all weight
 device tensors as initializers, which has not been confirmed on a GPU; it would also have a second arena.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -14,7 +15,7 @@ import onnxruntime as ort
 
 from service.errors import ConfigError, ExecutorError, ModelFolderError
 from service.executor.bound_session import session_options
-from service.executor.cuda.device import Device
+from service.executor.cuda.device import Device, Provider
 from service.executor.cuda.graph import CudaGraph
 
 ElementType = npt.DTypeLike | int
@@ -107,18 +108,22 @@ class OrtSession:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(model_dir))
         # Weights otherwise come from the arena, which rounds and never gives back what loading left over.
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
-        providers = device.providers(captures=captures)
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        asked = device.providers(captures=captures)
+        provider = asked[0] if isinstance(asked[0], str) else asked[0][0]
         try:
-            session = ort.InferenceSession(graph.content, options, providers=providers)
+            session = _create(graph, options, asked)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this
+            if captures:
+                _look_for_misplaced(graph, options, device, provider)
             raise ModelFolderError(f"{model_dir}: ONNX Runtime cannot load it: {error}") from error
-        asked = providers[0] if isinstance(providers[0], str) else providers[0][0]
-        if session.get_providers()[0] != asked:
+        if session.get_providers()[0] != provider:
             reason = f" ({preload_said})" if preload_said else ""
             raise ConfigError(
-                f"device: {device.memory_name} cannot be used: ONNX Runtime's {asked} does not start{reason}; the CUDA "
-                "libraries that it needs come with the package's extra, chairlift[cuda]"
+                f"device: {device.memory_name} cannot be used: ONNX Runtime's {provider} does not start{reason}; the "
+                "CUDA libraries that it needs come with the package's extra, chairlift[cuda]"
             )
+        require_placement(session, provider)
         return cls(session, device.memory_name, graph.sliding_window)
 
     def new_binding(self) -> OrtBinding:
@@ -152,3 +157,32 @@ class OrtSession:
         if self._session is None:
             raise ExecutorError("the executor is closed")
         return self._session
+
+
+def _create(graph: CudaGraph, options: ort.SessionOptions, providers: Sequence[Provider]) -> ort.InferenceSession:
+    # Without its fallback, which is to print the error and to run everything on the CPU.
+    return ort.InferenceSession(graph.content, options, providers=providers, enable_fallback=0)
+
+
+def _look_for_misplaced(graph: CudaGraph, options: ort.SessionOptions, device: Device, provider: str) -> None:
+    """Raise ConfigError when nodes elsewhere are why no session that captures could be made: it does not say which."""
+    try:
+        session = _create(graph, options, device.providers(captures=False))
+    except Exception:  # something else is wrong, which the caller tells
+        return
+    require_placement(session, provider)
+
+
+def require_placement(session: ort.InferenceSession, provider: str) -> None:
+    """Raise ConfigError when a node was put elsewhere: there every step would wait for copies to the host and back.
+
+    The session has recorded where its nodes went.
+    """
+    placed = session.get_provider_graph_assignment_info()
+    elsewhere = [node for part in placed if part.ep_name != provider for node in part.get_nodes()]
+    if elsewhere:
+        first, computed = elsewhere[0], session.get_outputs()[0].type
+        raise ConfigError(
+            f"device: ONNX Runtime {ort.__version__} has no kernel in its {provider} for {len(elsewhere)} of the "
+            f"model's nodes, the first {first.op_type} ({first.name!r}), where logits are {computed}"
+        )
