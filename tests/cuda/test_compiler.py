@@ -3,6 +3,7 @@
 import ctypes
 
 import pytest
+from structlog.testing import capture_logs
 
 from service.errors import ConfigError
 from service.executor.cuda.compiler import CubinCache, compile_cubin
@@ -76,8 +77,11 @@ def test_nothing_is_left_of_a_failed_compilation(source, folder):
     assert not folder.exists()
 
 
-def test_folder_that_cannot_be_made_is_named(source, tmp_path):
+def test_a_folder_that_cannot_be_written_to_costs_a_warning(source, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with pytest.raises(ConfigError, match=r"compiled kernels cannot be kept in .*/file"):
-        CubinCache(blocked).cubin(source, "sm_90", ("SCALE=3",))
+    with capture_logs() as events:
+        cubin = CubinCache(blocked).cubin(source, "sm_90", ("SCALE=3",))
+    assert compile_cubin(source, "sm_90", ("SCALE=3",)).cubin == cubin
+    assert [("cuda.kernels_not_kept", str(blocked))] == [(event["event"], event["folder"]) for event in events]
+    assert [blocked] == [path for path in tmp_path.iterdir() if path.suffix not in {".cu", ".cuh"}]

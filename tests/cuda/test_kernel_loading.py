@@ -1,8 +1,9 @@
 """From a configuration to loaded kernels, on a device that only keeps books."""
 
 import pytest
+from structlog.testing import capture_logs
 
-from service.errors import ConfigError
+from service.errors import ConfigError, ExecutorError
 from service.executor.cuda.compiler import CubinCache
 from service.executor.cuda.kernels import (
     KernelConfig,
@@ -61,6 +62,36 @@ def test_shared_memory_above_the_default_is_asked_for(tmp_path):
     few = Books()
     load_kernels(CONFIG, CubinCache(tmp_path), few)
     assert {} == few.shared
+
+
+class Choosy(Books):
+    """Takes machine code alone."""
+
+    def load(self, cubin):
+        if cubin[:4] != b"\x7fELF":
+            raise ExecutorError("cuModuleLoadData failed: CUDA_ERROR_INVALID_IMAGE (200)")
+        return super().load(cubin)
+
+
+@pytest.mark.skipif(missing_nvrtc() is not None, reason=str(missing_nvrtc()))
+def test_a_kept_cubin_that_the_device_refuses_is_compiled_again_and_replaced(tmp_path):
+    load_kernels(CONFIG, CubinCache(tmp_path), Choosy())
+    whole = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    damaged = sorted(tmp_path.iterdir())[0]
+    damaged.write_bytes(b"damaged")
+    books = Choosy()
+    with capture_logs() as events:
+        assert 5 == len(load_kernels(CONFIG, CubinCache(tmp_path), books))
+    assert ["cuda.kept_kernels_refused"] == [event["event"] for event in events]
+    assert whole == {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+@pytest.mark.skipif(missing_nvrtc() is not None, reason=str(missing_nvrtc()))
+def test_a_new_cubin_that_the_device_refuses_is_an_error(tmp_path, monkeypatch):
+    books = Choosy()
+    monkeypatch.setattr(books, "load", lambda _: Choosy.load(books, b"refused"))
+    with pytest.raises(ExecutorError, match="CUDA_ERROR_INVALID_IMAGE"):
+        load_kernels(CONFIG, CubinCache(tmp_path), books)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import structlog
 from cuda.bindings import nvrtc
 
 from service.errors import ConfigError
+
+log = structlog.get_logger("chairlift.cuda")
 
 _OPTIONS: Final = ("--std=c++17", "--generate-line-info", "--ptxas-options=-v")
 
@@ -62,25 +65,36 @@ def compile_cubin(source: Path, architecture: str, definitions: tuple[str, ...] 
 
 
 class CubinCache:
-    """Cubins in a folder, made on first use. Any number of processes may share it."""
+    """Cubins in a folder, made on first use. Any number of processes may share it.
+
+    A folder that cannot be written to, or read, costs the time of compiling at every start and nothing else.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def cubin(self, source: Path, architecture: str, definitions: tuple[str, ...] = ()) -> bytes:
-        """The cubin of `source`, from the folder if it holds one of the same source, headers, options and compiler.
+        """The cubin of `source`, from the folder if it holds one. Raises ConfigError as `compile_cubin` does."""
+        return self.kept(source, architecture, definitions) or self.compile(source, architecture, definitions)
 
-        Raises ConfigError as `compile_cubin` does, or when the folder cannot be written to.
-        """
-        target = self._folder / f"{source.stem}-{architecture}-{_digest(source, architecture, definitions)}.cubin"
-        if target.is_file():
-            return target.read_bytes()
+    def kept(self, source: Path, architecture: str, definitions: tuple[str, ...] = ()) -> bytes | None:
+        """What the folder holds of the same source, headers, options and compiler; None for nothing."""
+        try:
+            return self._target(source, architecture, definitions).read_bytes()
+        except OSError:
+            return None
+
+    def compile(self, source: Path, architecture: str, definitions: tuple[str, ...] = ()) -> bytes:
+        """A new cubin of `source`, which takes the place of what the folder holds. Raises ConfigError."""
         cubin = compile_cubin(source, architecture, definitions).cubin
         try:
-            self._write(target, cubin)
-        except OSError as error:
-            raise ConfigError(f"compiled kernels cannot be kept in {self._folder}: {error}") from error
+            self._write(self._target(source, architecture, definitions), cubin)
+        except OSError as error:  # as in a container whose root is read-only
+            log.warning("cuda.kernels_not_kept", source=source.name, folder=str(self._folder), error=str(error))
         return cubin
+
+    def _target(self, source: Path, architecture: str, definitions: tuple[str, ...]) -> Path:
+        return self._folder / f"{source.stem}-{architecture}-{_digest(source, architecture, definitions)}.cubin"
 
     def _write(self, target: Path, cubin: bytes) -> None:
         # Renamed when it is whole: a reader sees all of a file or none, and the last of two writers wins.

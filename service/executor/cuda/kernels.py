@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from service.errors import ConfigError
+import structlog
+
+from service.errors import ConfigError, ExecutorError
 from service.executor.cuda.compiler import CubinCache
 from service.executor.cuda.launch import LoadedKernel
+
+log = structlog.get_logger("chairlift.cuda")
 
 DEFAULT_SHARED_BYTES: Final = 48 * 1024
 """What a block may have without asking."""
@@ -152,13 +156,23 @@ def load_kernels(config: KernelConfig, cache: CubinCache, loader: ModuleLoader) 
     kernels: dict[str, LoadedKernel] = {}
     for spec in kernel_specs(config):
         if spec.source not in modules:
-            cubin = cache.cubin(source_folder() / spec.source, loader.architecture, config.definitions)
-            modules[spec.source] = loader.load(cubin)
+            modules[spec.source] = _load_module(source_folder() / spec.source, config, cache, loader)
         function = loader.function(modules[spec.source], spec.name)
         if spec.shared_bytes > DEFAULT_SHARED_BYTES:
             loader.allow_shared_bytes(function, spec.shared_bytes)
         kernels[spec.name] = LoadedKernel(function, spec.block_threads, spec.shared_bytes)
     return kernels
+
+
+def _load_module(source: Path, config: KernelConfig, cache: CubinCache, loader: ModuleLoader) -> int:
+    """The module of a source, compiled unless the cache holds it in a form that the device takes."""
+    kept = cache.kept(source, loader.architecture, config.definitions)
+    if kept is not None:
+        try:
+            return loader.load(kept)
+        except ExecutorError as error:
+            log.warning("cuda.kept_kernels_refused", source=source.name, error=str(error))
+    return loader.load(cache.compile(source, loader.architecture, config.definitions))
 
 
 def _listed(numbers: tuple[int, ...]) -> str:
