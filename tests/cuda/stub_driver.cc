@@ -15,6 +15,7 @@ int g_recorded = 0;
 int g_contexts = 0;
 unsigned g_last_grid = 0;
 unsigned g_context_flags = 0;
+int g_unlocked = 0;  // calls that enqueue, without the interpreter lock
 const char* g_failing = "";  // the functions that fail, between spaces
 constexpr int kSuccess = 0;
 constexpr int kInvalidValue = 1;
@@ -40,6 +41,24 @@ struct Copy2D {  // CUDA_MEMCPY2D
 };
 
 int result(const char* spaced_name) { return std::strstr(g_failing, spaced_name) ? kLaunchFailed : kSuccess; }
+
+struct CopyAttributes {  // CUmemcpyAttributes
+  int source_order;
+  int source_place[2], target_place[2];
+  unsigned flags;
+};
+
+// Whether the calling thread keeps other Python threads from running.
+bool lock_is_held() {
+  static const auto check = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "PyGILState_Check"));
+  return check != nullptr && check() != 0;
+}
+
+// The result of what only enqueues, in the one stream there is.
+int enqueued(const void* stream) {
+  g_unlocked += !lock_is_held();
+  return stream == &g_recorded ? kSuccess : kInvalidValue;
+}
 
 int capability() {
   const char* chosen = std::getenv("STUB_CAPABILITY");
@@ -69,7 +88,7 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
   }
   return kInvalidValue;
 }
-int cuDevicePrimaryCtxSetFlags_v2(int, unsigned flags) {
+int cuDevicePrimaryCtxSetFlags(int, unsigned flags) {
   if (g_contexts > 0) return kInvalidValue;  // here: too late, whoever has made it may wait by other flags
   return g_context_flags = flags, result(" cuDevicePrimaryCtxSetFlags ");
 }
@@ -94,8 +113,8 @@ int cuEventCreate(void** event, unsigned flags) {
   return ++g_allocations, *event = &g_recorded, kSuccess;
 }
 int cuEventDestroy(void*) { return --g_allocations, result(" cuEventDestroy "); }
-int cuEventRecord(void*, void* stream) { return ++g_recorded, stream == &g_recorded ? kSuccess : kInvalidValue; }
-int cuEventSynchronize(void*) { return g_recorded > 0 ? kSuccess : kInvalidValue; }
+int cuEventRecord(void*, void* stream) { return ++g_recorded, enqueued(stream); }
+int cuEventSynchronize(void*) { return g_recorded > 0 && !lock_is_held() ? kSuccess : kInvalidValue; }
 int cuEventElapsedTime(float* milliseconds, void*, void*) { return *milliseconds = 1, kSuccess; }
 int cuStreamBeginCapture(void*, int) { return kSuccess; }
 int cuStreamEndCapture(void*, void** graph) { return ++g_allocations, *graph = &g_recorded, kSuccess; }
@@ -113,11 +132,27 @@ int cuMemAlloc(char** address, size_t bytes) {
 int cuMemFree(char* address) { return --g_allocations, std::free(address), kSuccess; }
 int cuMemHostAlloc(char** address, size_t bytes, unsigned) { return cuMemAlloc(address, bytes); }
 int cuMemFreeHost(char* address) { return cuMemFree(address); }
-int cuMemcpyHtoDAsync(char* to, const char* from, size_t n, void*) { return std::memcpy(to, from, n), kSuccess; }
-int cuMemcpyDtoHAsync(char* to, const char* from, size_t n, void*) { return std::memcpy(to, from, n), kSuccess; }
-int cuMemcpyDtoDAsync(char* to, const char* from, size_t n, void*) { return std::memcpy(to, from, n), kSuccess; }
-int cuMemsetD8Async(char* to, unsigned char value, size_t n, void*) { return std::memset(to, value, n), kSuccess; }
-int cuMemcpy2DAsync(const Copy2D* copy, void*) {
+int cuMemcpyHtoDAsync(char* to, const char* from, size_t n, void* stream) {
+  return std::memcpy(to, from, n), enqueued(stream);
+}
+int cuMemcpyDtoHAsync(char* to, const char* from, size_t n, void* stream) {
+  return std::memcpy(to, from, n), enqueued(stream);
+}
+int cuMemcpyDtoDAsync(char* to, const char* from, size_t n, void* stream) {
+  return std::memcpy(to, from, n), enqueued(stream);
+}
+int cuMemsetD8Async(char* to, unsigned char value, size_t n, void* stream) {
+  return std::memset(to, value, n), enqueued(stream);
+}
+int cuMemcpyBatchAsync(char** to, char** from, const size_t* n, size_t count, const CopyAttributes* attributes,
+                       const size_t* first, size_t num_attributes, void* stream) {
+  constexpr int kSourceInStreamOrder = 1;
+  if (num_attributes != 1 || *first != 0 || attributes->source_order != kSourceInStreamOrder) return kInvalidValue;
+  if (attributes->flags != 0 || lock_is_held() || stream != &g_recorded) return kInvalidValue;
+  for (size_t i = 0; i < count; ++i) std::memcpy(to[i], from[i], n[i]);
+  return kSuccess;
+}
+int cuMemcpy2DAsync(const Copy2D* copy, void* stream) {
   constexpr unsigned kHost = 1;
   constexpr unsigned kDevice = 2;
   if (copy->source_type != kHost || copy->target_type != kDevice) return kInvalidValue;
@@ -125,7 +160,7 @@ int cuMemcpy2DAsync(const Copy2D* copy, void*) {
     std::memcpy(copy->target_device + row * copy->target_pitch, copy->source_host + row * copy->source_pitch,
                 copy->width_bytes);
   }
-  return kSuccess;
+  return enqueued(stream);
 }
 int cuModuleLoadData(void** module, const void*) { return ++g_allocations, *module = &g_recorded, kSuccess; }
 int cuModuleUnload(void*) { return --g_allocations, result(" cuModuleUnload "); }
@@ -148,6 +183,7 @@ int cuLaunchKernel(void*, unsigned grid_x, unsigned, unsigned, unsigned, unsigne
 void stub_fail(const char* spaced_names) { g_failing = spaced_names; }
 unsigned stub_context_flags() { return g_context_flags; }
 unsigned stub_last_grid() { return g_last_grid; }
+int stub_num_unlocked() { return g_unlocked; }
 int stub_num_left() { return g_allocations + g_contexts; }
 
 int cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, int* status) {
@@ -155,5 +191,8 @@ int cuGetProcAddress_v2(const char* name, void** function, int, uint64_t, int* s
   if (*function == nullptr) *function = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name);
   if (status != nullptr) *status = *function == nullptr;
   return kSuccess;
+}
+int cuGetProcAddress(const char* name, void** function, int version, uint64_t flags, int* status) {
+  return cuGetProcAddress_v2(name, function, version, flags, status);
 }
 }

@@ -108,6 +108,7 @@ def check_everything() -> None:
         assert (132, 1 << 20) == (device.num_sms, device.free_bytes())
         assert 4 == stub.stub_context_flags(), "CU_CTX_SCHED_BLOCKING_SYNC, set before the context was made"
         check_copies(device)
+        assert 0 == stub.stub_num_unlocked(), "what only enqueues lets no other thread run"
         kernel = LoadedKernel(5, 128, 1024)
         assert 8 == device.blocks_per_sm(kernel), "1,024 bytes over 128 threads: what the stub answers"
         assert 0 == LAUNCH_TYPE(device.launch_address)(5, 77, 1, 1, 128, 1, 1, 1024, device.stream, None, None)
@@ -157,15 +158,19 @@ def check_failures_to_close() -> None:
 
 def check_copies(device: CudaDriver) -> None:
     pinned, memory = PinnedBuffer(device, 400), DeviceBuffer(device, 400)
-    ours, theirs = pinned.view((3, 4), np.int32), pinned.view((25,), np.int32, 100)
+    ours, theirs = pinned.view((3, 4), np.int32), pinned.view((52,), np.int32, 100)
     ours[:] = np.arange(12).reshape(3, 4)
     device.clear(memory.address, 400)
     device.copy_in_rows(memory.address, 32, ours)
     device.copy_in(memory.address + 16, ours[0])
     device.copy_within(memory.address + 96, memory.address + 64, 4)
+    far = np.array([memory.address + each for each in (100, 200)], np.uint64)
+    near = np.array([memory.address + 32, pinned.view((1,), np.uint8).ctypes.data], np.uint64)
+    device.copy_pieces(far, near, np.array([4, 8], np.uint64))
+    device.copy_pieces(far[:0], near[:0], np.array([], np.uint64))
     device.copy_out(theirs, memory.address)
     device.wait()
-    rows = [0, 1, 2, 3, 0, 1, 2, 3], [4, 5, 6, 7, 0, 0, 0, 0], [8, 9, 10, 11, 0, 0, 0, 0], [8]
+    rows = [0, 1, 2, 3, 0, 1, 2, 3], [4, 5, 6, 7, 0, 0, 0, 0], [8, 9, 10, 11, 0, 0, 0, 0], [8, 4], [0] * 24, [0, 1]
     assert np.concatenate(rows).tolist() == theirs.tolist()
     for buffer in (memory, pinned):
         buffer.close()

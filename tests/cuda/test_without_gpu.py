@@ -16,6 +16,7 @@ from graphs.manifest import MANIFEST_NAME
 from service.errors import ConfigError
 from service.executor import factory
 from service.executor.cuda.driver import CudaDriver
+from service.executor.cuda.driver_calls import StreamCalls
 from service.executor.cuda.kernels_driver import DriverModules
 from service.executor.cuda.launch import CudaOps, LoadedKernel
 from service.executor.factory import create_executor
@@ -93,14 +94,8 @@ def test_every_driver_call_has_arguments_that_the_bindings_take() -> None:
         lambda: device.free_pinned(matrix.view(np.uint8)),
         device.free_bytes,
         lambda: device.blocks_per_sm(LoadedKernel(5, 128, 1000)),
-        lambda: device.copy_in(64, matrix),
-        lambda: device.copy_in_rows(64, 64, matrix),
-        lambda: device.copy_out(matrix, 64),
-        lambda: device.copy_within(64, 128, 16),
-        lambda: device.clear(64, 16),
-        lambda: device.mark(0),
         lambda: device.wait_for(1),
-        device.wait,
+        lambda: StreamCalls(device.stream),
     ]
     for call in calls:
         with pytest.raises(DynamicLibNotFoundError):

@@ -10,6 +10,7 @@ from service.executor.cuda.launch import LoadedKernel
 
 NUM_MARKS: Final = 2
 UInt8Array = npt.NDArray[np.uint8]
+UInt64Array = npt.NDArray[np.uint64]
 Provider = str | tuple[str, dict[str, str]]
 
 
@@ -91,6 +92,13 @@ class Device(Protocol):
 
     def copy_within(self, target: int, source: int, num_bytes: int) -> None:
         """Copy from device memory to device memory."""
+        ...
+
+    def copy_pieces(self, targets: UInt64Array, sources: UInt64Array, sizes: UInt64Array) -> None:
+        """Copy many pieces, between device memory and pinned or within the device: uint64[n] addresses and bytes.
+
+        They are copied in any order, so no piece is read or written by two. The arrays may change afterwards.
+        """
         ...
 
     def clear(self, address: int, num_bytes: int) -> None:

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from service.errors import ConfigError, ExecutorError
-from service.executor.cuda.device import NUM_MARKS, Provider, UInt8Array
+from service.executor.cuda.device import NUM_MARKS, Provider, UInt8Array, UInt64Array
+from service.executor.cuda.driver_calls import StreamCalls, driver_call
 from service.executor.cuda.launch import CudaOps, LoadedKernel
 from service.executor.cuda.probe import CUDA_PROVIDER, require_driver
 
@@ -91,7 +92,7 @@ class CudaDriver:
 
     def copy_in(self, address: int, source: npt.NDArray[Any]) -> None:
         """Enqueue a copy to the device."""
-        driver_call(driver.cuMemcpyHtoDAsync, address, source.ctypes.data, source.nbytes, self._stream)
+        self._calls.copy_in(address, source.ctypes.data, source.nbytes)
 
     def copy_in_rows(self, address: int, stride_bytes: int, source: npt.NDArray[Any]) -> None:
         """Enqueue a copy of a matrix to rows on the device."""
@@ -106,23 +107,28 @@ class CudaDriver:
         copy.dstPitch = stride_bytes
         copy.WidthInBytes = source.shape[1] * source.itemsize
         copy.Height = source.shape[0]
-        driver_call(driver.cuMemcpy2DAsync, copy, self._stream)
+        self._calls.copy_matrix(copy.getPtr())
 
     def copy_out(self, target: npt.NDArray[Any], address: int) -> None:
         """Enqueue a copy from the device."""
-        driver_call(driver.cuMemcpyDtoHAsync, target.ctypes.data, address, target.nbytes, self._stream)
+        self._calls.copy_out(target.ctypes.data, address, target.nbytes)
 
     def copy_within(self, target: int, source: int, num_bytes: int) -> None:
         """Enqueue a copy on the device."""
-        driver_call(driver.cuMemcpyDtoDAsync, target, source, num_bytes, self._stream)
+        self._calls.copy_within(target, source, num_bytes)
+
+    def copy_pieces(self, targets: UInt64Array, sources: UInt64Array, sizes: UInt64Array) -> None:
+        """Enqueue copies of many pieces at once."""
+        if len(sizes):
+            self._calls.copy_batch(targets.ctypes.data, sources.ctypes.data, sizes.ctypes.data, len(sizes))
 
     def clear(self, address: int, num_bytes: int) -> None:
         """Enqueue filling with zeros."""
-        driver_call(driver.cuMemsetD8Async, address, 0, num_bytes, self._stream)
+        self._calls.fill(address, 0, num_bytes)
 
     def mark(self, number: int) -> None:
         """Record an event."""
-        driver_call(driver.cuEventRecord, self._events[number], self._stream)
+        self._calls.record(int(self._events[number]))
 
     def wait_for(self, number: int) -> None:
         """Block until the device has come to that mark, without keeping a processor busy."""
@@ -151,18 +157,9 @@ class CudaDriver:
         self.make_current()
         self._stream = driver_call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         undo.callback(driver_call, driver.cuStreamDestroy, self._stream)
+        self._calls = StreamCalls(self.stream)
         flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING | driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC
         self._events = []  # of the marks, and one of `wait`'s own
         for _ in range(NUM_MARKS + 1):
             self._events.append(driver_call(driver.cuEventCreate, flags))
             undo.callback(driver_call, driver.cuEventDestroy, self._events[-1])
-
-
-def driver_call(function: Any, *arguments: object) -> Any:
-    """What a driver function returns after its code: nothing, one value, or a tuple. Raises ExecutorError."""
-    code, *values = function(*arguments)
-    if code != driver.CUresult.CUDA_SUCCESS:
-        raise ExecutorError(f"{function.__name__} failed: {code.name} ({int(code)})")
-    if len(values) > 1:
-        return tuple(values)
-    return values[0] if values else None

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from cuda.bindings import driver
 
-from service.executor.cuda.driver import driver_call
+from service.executor.cuda.driver_calls import driver_call
 from service.executor.cuda.probe import require_driver
 
 

@@ -12,7 +12,8 @@ from cuda.bindings import driver
 
 from service.errors import ExecutorError
 from service.executor.cuda.compiler import CubinCache
-from service.executor.cuda.driver import CudaDriver, driver_call
+from service.executor.cuda.driver import CudaDriver
+from service.executor.cuda.driver_calls import driver_call
 from service.executor.cuda.kernels import KernelConfig, load_kernels
 from service.executor.cuda.kernels_driver import DriverModules
 from service.executor.cuda.launch import CudaOps, LoadedKernel

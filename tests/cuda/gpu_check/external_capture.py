@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime as ort
 from cuda.bindings import driver
 
-from service.executor.cuda.driver import driver_call
+from service.executor.cuda.driver_calls import driver_call
 from service.executor.cuda.executor import CudaExecutor
 from service.executor.cuda.runner import NO_PARAMS
 from service.executor.cuda.session import EAGER
