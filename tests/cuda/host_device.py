@@ -33,7 +33,8 @@ class HostDevice:
         self._marks_ahead: list[int] = []  # that have not been reached
         self._capacity_bytes = capacity_bytes
         self._arrays: dict[int, np.ndarray] = {}
-        self.num_pinned = 0
+        self._pinned: dict[int, np.ndarray] = {}
+        self.num_pieces = 0  # that `copy_pieces` was asked for
 
     def enqueue(self, event: str, action: Callable[[], None]) -> None:
         """Let `action` happen after all that was enqueued before."""
@@ -88,17 +89,23 @@ class HostDevice:
 
     def allocate_pinned(self, num_bytes: int) -> np.ndarray:
         self._count_allocation(num_bytes)
-        self.num_pinned += 1
-        return np.zeros(num_bytes, np.uint8)
+        array = np.zeros(num_bytes, np.uint8)
+        self._pinned[array.ctypes.data] = array
+        return array
 
     def free_pinned(self, array: np.ndarray) -> None:
         assert not self._queue, "pinned memory was freed while the device may use it"
-        self.num_pinned -= 1
+        del self._pinned[array.ctypes.data]
 
     @property
     def is_idle(self) -> bool:
         """Whether all that was enqueued has happened."""
         return not self._queue
+
+    @property
+    def num_pinned(self) -> int:
+        """Pinned buffers that nobody has freed."""
+        return len(self._pinned)
 
     @property
     def num_buffers(self) -> int:
@@ -134,6 +141,17 @@ class HostDevice:
     def copy_within(self, target: int, source: int, num_bytes: int) -> None:
         self.enqueue("copy_within", lambda: self._write(target, self.bytes_at(source, num_bytes)))
 
+    def copy_pieces(self, targets: np.ndarray, sources: np.ndarray, sizes: np.ndarray) -> None:
+        """In another order than theirs, which is not promised."""
+        pieces = np.stack([targets, sources, sizes], axis=1)[::-1].tolist()
+        self.num_pieces += len(pieces)
+
+        def copy() -> None:
+            for target, source, num_bytes in pieces:
+                self.bytes_at(target, num_bytes)[:] = self.bytes_at(source, num_bytes)
+
+        self.enqueue("copy_pieces", copy)
+
     def clear(self, address: int, num_bytes: int) -> None:
         self.enqueue("clear", lambda: self.bytes_at(address, num_bytes).fill(0))
 
@@ -141,9 +159,10 @@ class HostDevice:
         self.is_closed = True
 
     def bytes_at(self, address: int, num_bytes: int) -> np.ndarray:
-        """A view of bytes of one allocation."""
-        start = max(base for base in self._arrays if base <= address)
-        array = self._arrays[start][address - start :][:num_bytes]
+        """A view of bytes of one allocation, pinned ones included."""
+        arrays = self._arrays | self._pinned
+        start = max(base for base in arrays if base <= address)
+        array = arrays[start][address - start :][:num_bytes]
         assert len(array) == num_bytes, "beyond the end of a buffer"
         return array
 

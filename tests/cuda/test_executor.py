@@ -88,7 +88,7 @@ def test_samples_that_share_a_prompt_yield_what_each_yields_alone(host_executor)
         for seq_id in (2, 3)
     ]
     together = run_requests(made.executor, [first, *forks])
-    assert "copy_within" in made.device.events
+    assert "copy_pieces" in made.device.events
     for request in (first, *forks):
         alone = run_requests(made.executor, [replace(request, fork_of=None)])
         assert alone.tokens[request.seq_id] == together.tokens[request.seq_id]

@@ -59,12 +59,12 @@ def test_restored_blocks_that_do_not_arrive_are_a_fault(host_executor, cpu_execu
     asked = returning("cuda")
     made = host_executor(host_kv_memory="512KiB")
     of_device, kv = opened(made), made.executor._kv
-    copy_in, layers = made.device.copy_in, [range(each, each + kv.layout.layer_bytes) for each in kv.addresses]
+    copy_pieces, layers = made.device.copy_pieces, [range(each, each + kv.layout.layer_bytes) for each in kv.addresses]
 
-    def copy_in_elsewhere(address, array):
-        if not any(address in layer for layer in layers):
-            copy_in(address, array)
+    def copy_elsewhere(targets, sources, sizes):
+        if not any(int(targets[0]) in layer for layer in layers):
+            copy_pieces(targets, sources, sizes)
 
-    made.device.copy_in = copy_in_elsewhere
+    made.device.copy_pieces = copy_elsewhere
     row, faults = restore_blocks(of_device, asked, run_requests(cpu_executor, asked))
     assert [f"blocks from host memory: log-probabilities are off by {row['log-probabilities off by']:.3f}"] == faults

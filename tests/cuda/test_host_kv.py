@@ -52,8 +52,9 @@ def test_blocks_go_out_before_they_are_overwritten_and_come_back_whole() -> None
     fill(device, kv)
     host.copy(plan_of(offload=[[1, 0], [2, 1], [3, 2]]))
     device.events.clear()
+    device.num_pieces = 0
     host.copy(plan_of(offload=[[7, 3], [4, 6], [8, 4], [5, 7], [11, 5]], restore=[[0, 7], [1, 8], [2, 4]]))
-    assert (device.events.count("copy_out"), device.events.count("copy_in")) == (2 * 3, 2 * 2)
+    assert (device.events, device.num_pieces) == (["copy_pieces"] * 2, 2 * 3 + 2 * 2), "a call for each way"
     host.copy(plan_of(restore=[[3, 9], [6, 1], [7, 2], [5, 3], [4, 10]]))
     device.wait()
     for layer in range(2):
@@ -73,7 +74,7 @@ def test_measuring_leaves_the_kv_buffer_as_it_was(num_blocks: int, num_host_bloc
     assert host.measure_block_ns() > 0
     assert max(device.bytes_at(address, kv.layout.layer_bytes).max() for address in kv.addresses) == 0
     num_copies = min(num_blocks // 2, (num_host_blocks + 1) // 2, 64)
-    assert device.events.count("copy_in") == 3 * 2 * num_copies, "no two of them make a run"
+    assert device.num_pieces == 2 * 3 * 2 * num_copies, "no two of them make a run"
     host.close()
     kv.close()
 
@@ -158,8 +159,8 @@ def test_preempted_sequences_resume_from_host_memory_with_the_same_tokens(host_e
 
 def test_a_copy_that_fails_is_a_failed_step_and_leaves_nothing_in_flight(host_executor) -> None:
     made = host_executor(host_kv_memory="512KiB")
-    made.device.broken.add("copy_out")
-    with pytest.raises(ExecutorError, match="copy_out failed"):
+    made.device.broken.add("copy_pieces")
+    with pytest.raises(ExecutorError, match="copy_pieces failed"):
         made.executor.dispatch(plan_of(offload=[[1, 0]]), None)
     assert made.device.events[-1] == "wait"
     made.device.broken.clear()
@@ -176,38 +177,35 @@ def test_an_executor_without_its_host_memory_leaves_no_buffer(tiny_float16, host
     else:
         break_second_copy(device)
     config = replace(CONFIG, model_dir=tiny_float16, host_kv_memory="512KiB")
-    with pytest.raises((ConfigError, ExecutorError), match=r"host_kv_memory: 524,288 bytes|copy_out failed"):
+    with pytest.raises((ConfigError, ExecutorError), match=r"host_kv_memory: 524,288 bytes|copy_pieces failed"):
         HostExecutor.create(config, kernels, device)
     assert device.num_buffers == 0
 
 
 def break_second_copy(device: HostDevice) -> None:
     """Let the second copy from the device fail once the host's KV memory is there; the first one is enqueued then."""
-    allocate, copy_out = device.allocate_pinned, device.copy_out
+    copy_pieces = device.copy_pieces
 
-    def copy_out_once(target: np.ndarray, address: int) -> None:
-        copy_out(target, address)
-        device.broken.add("copy_out")
+    def copy_once(*pieces: np.ndarray) -> None:
+        copy_pieces(*pieces)
+        device.broken.add("copy_pieces")
 
-    def allocate_pinned(num_bytes: int) -> np.ndarray:
-        if num_bytes == 512 << 10:
-            device.copy_out = copy_out_once
-        return allocate(num_bytes)
-
-    device.allocate_pinned = allocate_pinned
+    device.copy_pieces = copy_once
 
 
 @pytest.mark.parametrize("num_damaged_copies", [0, 1])
 def test_the_gpu_check_counts_blocks_that_came_back_damaged(num_damaged_copies: int) -> None:
     """The first copy out, of one layer of one block or of a few in a row, is of the bytes beside it."""
     device = HostDevice(0)
-    copy_out, addresses = device.copy_out, []
+    copy_pieces, calls = device.copy_pieces, []
 
-    def copy_out_beside(target: np.ndarray, address: int) -> None:
-        addresses.append(address)
-        copy_out(target, address - 1 if len(addresses) <= num_damaged_copies else address)
+    def copy_beside(targets: np.ndarray, sources: np.ndarray, sizes: np.ndarray) -> None:
+        if not calls and num_damaged_copies:
+            sources[0] -= 1
+        calls.append(len(sizes))
+        copy_pieces(targets, sources, sizes)
 
-    device.copy_out = copy_out_beside
+    device.copy_pieces = copy_beside
     kv = DeviceKv(device, LAYOUT)
     host, staged = HostKv(device, kv, 11), PinnedBuffer(device, LAYOUT.layer_bytes)
     num_wrong = gpu_check_host_kv.num_damaged(device, kv, host, staged)

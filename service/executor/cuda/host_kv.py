@@ -1,9 +1,9 @@
 """Pinned host memory below the KV buffer of a GPU, for blocks that the buffer has no room for."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,31 +11,21 @@ import numpy.typing as npt
 from service.core.plan import StepPlan
 from service.core.types import Int32Array
 from service.errors import ConfigError, ExecutorError
-from service.executor.cuda.device import Device
-from service.executor.cuda.memory import DeviceKv, PinnedBuffer
+from service.executor.cuda.device import Device, UInt64Array
+from service.executor.cuda.memory import DeviceKv, PinnedBuffer, addresses_of
 from service.executor.kv_layout import parse_kv_memory
 from service.executor.machine import available_memory_bytes
 
-UInt8Array = npt.NDArray[np.uint8]
-
 _MEASURED_BLOCKS: Final = 64
 _NUM_MEASUREMENTS: Final = 3
-
-
-class _Run(NamedTuple):
-    """`num_blocks` blocks of the device from `block` on, and as many of the host's from `host_block` on."""
-
-    block: int
-    host_block: int
-    num_blocks: int
 
 
 class HostKv:
     """Blocks in pinned host memory, `[num_layers, num_blocks, bytes]`, and the copies between them and the KV buffer.
 
     Copies are enqueued on the device's stream, between the steps: so one that reads a block comes before the step that
-    overwrites it, and one that writes a block before the step that reads it. Each layer's copies are one for every run
-    of blocks that follow each other on both sides.
+    overwrites it, and one that writes a block before the step that reads it. Those of one way are enqueued at once, in
+    each layer one for every run of blocks that follow each other on both sides.
     """
 
     def __init__(self, device: Device, kv: DeviceKv, num_blocks: int) -> None:
@@ -43,9 +33,9 @@ class HostKv:
         layout = kv.layout
         self.num_blocks = num_blocks
         self._device, self._kv = device, kv
-        self._block_bytes = layout.layer_bytes // layout.num_blocks
-        self._buffer = PinnedBuffer(device, num_blocks * layout.num_layers * self._block_bytes)
-        self._layers = self._buffer.view((layout.num_layers, num_blocks, self._block_bytes), np.uint8)
+        self._buffer = PinnedBuffer(device, num_blocks * layout.num_layers * kv.block_bytes)
+        layers = self._buffer.view((layout.num_layers, num_blocks * kv.block_bytes), np.uint8)
+        self._layers = [layer.ctypes.data for layer in layers]  # where each begins
 
     def copy(self, plan: StepPlan) -> None:
         """Enqueue the plan's copies to the host, and then those from there. The step is to be enqueued after them."""
@@ -77,19 +67,19 @@ class HostKv:
         self._buffer.close()
 
     def _copy_out(self, copies: Int32Array) -> None:
-        for address, host_blocks in self._pieces(copies):
-            self._device.copy_out(host_blocks, address)
+        on_device, on_host, sizes = self._pieces(copies)
+        self._device.copy_pieces(on_host, on_device, sizes)
 
     def _copy_in(self, copies: Int32Array) -> None:
-        for address, host_blocks in self._pieces(copies):
-            self._device.copy_in(address, host_blocks)
+        on_device, on_host, sizes = self._pieces(copies)
+        self._device.copy_pieces(on_device, on_host, sizes)
 
-    def _pieces(self, copies: Int32Array) -> Iterator[tuple[int, UInt8Array]]:
-        """What is copied at once: where it lies on the device, and on the host."""
-        for run in _runs(copies):
-            for layer, address in zip(self._layers, self._kv.addresses, strict=True):
-                host_blocks = layer[run.host_block : run.host_block + run.num_blocks]
-                yield address + run.block * self._block_bytes, host_blocks
+    def _pieces(self, copies: Int32Array) -> tuple[UInt64Array, UInt64Array, UInt64Array]:
+        """What is copied: where each piece begins on the device and on the host, and its bytes."""
+        blocks, host_blocks, counts = _runs(copies)
+        block_bytes = self._kv.block_bytes
+        sizes = np.tile(counts.astype(np.uint64) * np.uint64(block_bytes), len(self._layers))
+        return self._kv.block_addresses(blocks), addresses_of(self._layers, host_blocks, block_bytes), sizes
 
     def _shortest_ns(self, copy: Callable[[Int32Array], None], copies: Int32Array) -> int:
         times_ns = []
@@ -120,11 +110,12 @@ def create_host_kv(device: Device, kv: DeviceKv, memory: str) -> HostKv | None:
         raise ConfigError(f"host_kv_memory: {error}") from error
 
 
-def _runs(copies: Int32Array) -> Iterator[_Run]:
-    """What `copies`, int32[n, 2] of (device block, host block), are in runs; each block comes once."""
+def _runs(copies: Int32Array) -> tuple[Int32Array, Int32Array, npt.NDArray[np.int64]]:
+    """The runs in `copies`, int32[n, 2] of (device block, host block): their first blocks, and how many each has.
+
+    Each block comes once.
+    """
     ordered = copies[np.argsort(copies[:, 0])]
     is_first = np.append(True, (np.diff(ordered, axis=0) != 1).any(axis=1))
     starts = np.flatnonzero(is_first)
-    counts = np.diff(np.append(starts, len(ordered)))
-    for (block, host_block), count in zip(ordered[starts].tolist(), counts.tolist(), strict=True):
-        yield _Run(block, host_block, count)
+    return ordered[starts, 0], ordered[starts, 1], np.diff(np.append(starts, len(ordered)))

@@ -1,7 +1,7 @@
 """Buffers on the device and pinned ones on the host, each with one owner, and how much of the device the KV gets."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from service.core.types import Int32Array
 from service.errors import ConfigError
-from service.executor.cuda.device import Device
+from service.executor.cuda.device import Device, UInt64Array
 from service.executor.kv_layout import KvLayout
 
 _ALIGNMENT_BYTES: Final = 64
@@ -23,6 +23,12 @@ def placed(sizes: Mapping[str, tuple[int, npt.DTypeLike]]) -> tuple[dict[str, in
         offsets[name] = num_bytes
         num_bytes += -(-length * np.dtype(dtype).itemsize // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
     return offsets, num_bytes
+
+
+def addresses_of(starts: Sequence[int], places: Int32Array, stride_bytes: int) -> UInt64Array:
+    """Of the same places behind each of `starts`: uint64[len(starts) * len(places)]."""
+    offsets = places.astype(np.uint64) * np.uint64(stride_bytes)
+    return (np.array(starts, np.uint64)[:, None] + offsets).reshape(-1)
 
 
 class DeviceBuffer:
@@ -67,6 +73,7 @@ class DeviceKv:
         """Raises ConfigError when the device has not so much memory."""
         self._device = device
         self.layout = layout
+        self.block_bytes = layout.layer_bytes // layout.num_blocks  # of one layer
         self.addresses: list[int] = []  # where each layer begins
         with ExitStack() as undo:
             try:
@@ -80,10 +87,12 @@ class DeviceKv:
 
     def copy_blocks(self, block_copies: Int32Array) -> None:
         """Copy blocks in every layer: int32[num_copies, 2], source and target; no target is a source too."""
-        block_bytes = self.layout.layer_bytes // self.layout.num_blocks
-        for source, target in block_copies.tolist():
-            for address in self.addresses:
-                self._device.copy_within(address + target * block_bytes, address + source * block_bytes, block_bytes)
+        sources, targets = (self.block_addresses(blocks) for blocks in block_copies.T)
+        self._device.copy_pieces(targets, sources, np.full_like(sources, self.block_bytes))
+
+    def block_addresses(self, blocks: Int32Array) -> UInt64Array:
+        """Where each of `blocks` begins in every layer: uint64[num_layers * len(blocks)], layer by layer."""
+        return addresses_of(self.addresses, blocks, self.block_bytes)
 
     def close(self) -> None:
         """Free it. Idempotent."""
