@@ -8,8 +8,10 @@ from structlog.testing import capture_logs
 
 from service.core.types import SamplingParams
 from service.errors import ConfigError, ExecutorError
+from service.executor.api import ExecutorLimits
 from service.executor.cuda.capture import BucketGraphs, checked_buckets, default_buckets
 from service.executor.cuda.memory import DeviceKv
+from service.executor.cuda.null_steps import chunk_shapes, null_chunks
 from service.executor.cuda.session import EAGER
 from tests.cuda.host_executor import HostExecutor
 from tests.cuda.numpy_kernels import fixed_arguments
@@ -110,6 +112,24 @@ def test_memory_is_kept_for_the_graphs_that_can_be_captured(host_executor) -> No
     with capture_logs() as logs:
         host_executor(capture_buckets=BUCKETS, of_session={"broken_captures": {1}, "graph_bytes": 1000})
     assert [2000] == [each["reserved_bytes"] for each in logs if each["event"] == "cuda.memory"]
+
+
+def test_steps_of_several_proportions_are_measured_the_largest_first(host_executor) -> None:
+    """At most 48 tokens, 6 rows and 256 tokens a row. What is left of the device at last is for other proportions."""
+    made = host_executor(capture="off", kv_memory="1.0")
+    log = list(made.kernels.take_log())
+    tokens = [launch.grid[0] for launch in log if launch.name == "rope_kv_write"][::2]  # of two layers
+    sampled = [launch.grid[0] for launch in log if launch.name == "sample_rows"]
+    assert [(1, 1), (48, 1), (48, 6), (24, 1), (24, 6), (6, 6)] == list(zip(tokens, sampled, strict=True))
+    block_bytes = made.executor.layout.total_bytes // made.executor.layout.num_blocks
+    free_before_kv = made.device.free_bytes() + made.executor.layout.total_bytes
+    assert free_before_kv // 64 <= made.device.free_bytes() < free_before_kv // 64 + block_bytes + 64
+
+
+def test_half_of_an_odd_step_is_the_larger_one_and_rows_bound_its_sequences() -> None:
+    limits = ExecutorLimits(num_blocks=9, block_size=16, max_num_seqs=8, max_num_batched_tokens=7, max_model_len=5)
+    assert [(7, 2), (7, 7), (4, 1), (4, 4)] == chunk_shapes(limits)
+    assert [4, 3] == null_chunks(7, 2, 16).context_lens.tolist()
 
 
 def test_a_replay_that_fails_is_a_failed_step(host_executor) -> None:

@@ -194,8 +194,9 @@ def test_the_kv_buffer_takes_its_share_of_what_measured_steps_leave(host_executo
     made = host_executor(kv_memory="0.5")
     kv_bytes = made.executor.layout.total_bytes
     left_bytes = made.device.free_bytes()
-    # Host memory is not taken by runs and captures: nothing is reserved.
-    assert 0 <= left_bytes - kv_bytes <= 2 * kv_bytes // made.executor.limits.num_blocks
+    # Host memory is not taken by runs and captures: only the margin, a 64th, is reserved.
+    share_bytes = (left_bytes + kv_bytes) * 63 // 128
+    assert 0 <= share_bytes - kv_bytes <= kv_bytes // made.executor.limits.num_blocks + 1
 
 
 def test_a_device_with_too_little_memory_is_refused(tiny_float16) -> None:

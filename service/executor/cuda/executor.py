@@ -10,7 +10,7 @@ memory, and takes its tokens where the device left them. Each is waited for by a
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -30,7 +30,7 @@ from service.executor.cuda.device import Device
 from service.executor.cuda.host_kv import HostKv, create_host_kv
 from service.executor.cuda.launch import CudaOps, ModelKernels
 from service.executor.cuda.memory import DeviceKv
-from service.executor.cuda.null_steps import null_chunks, null_decode_step
+from service.executor.cuda.null_steps import chunk_shapes, null_chunks, null_decode_step
 from service.executor.cuda.precision import Precision
 from service.executor.cuda.row_edits import DividedJob, SamplingBounds, divide
 from service.executor.cuda.runner import NO_PARAMS, RunnerParts, StepRunner
@@ -45,6 +45,7 @@ from service.executor.step_inputs import StepInputBuffers
 log = structlog.get_logger("chairlift.cuda")
 
 _PROBE_BLOCKS: Final = 2  # the null block, and one more, since no KV buffer is smaller
+_MARGIN: Final = 64  # one part of so many of what steps leave stays free: in other proportions one may take more
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class CudaExecutor:
             self._sampler, self._bounds = Sampler(limits.max_num_seqs), parts.bounds
             reserved_bytes = self._measure(limits, probe)
             available = max(0, parts.device.free_bytes() - reserved_bytes)
+            available -= available // _MARGIN
             kv_memory_bytes = parse_kv_memory(config.kv_memory, available)
             self.layout = fit_kv_layout(model, dtype, config.block_size, kv_memory_bytes)
             self._kv = undo.enter_context(closing(DeviceKv(parts.device, self.layout)))
@@ -105,7 +107,7 @@ class CudaExecutor:
     def warm_up(self) -> None:
         """Run a large step of each kind on the null block and capture all buckets, largest first. Writes no KV."""
         self._device.make_current()
-        self._run_largest_steps(self.limits)
+        self._run_large_steps(self.limits, chunk_shapes(self.limits)[:1])
         if self._capture == "eager":
             self._runner.capture_all()
         self._device.wait()
@@ -188,9 +190,10 @@ class CudaExecutor:
     def _measure(self, limits: ExecutorLimits, probe: KvLayout) -> int:
         """Bytes to keep free for what the engine thread will still take; leaves the arena as large as steps need it.
 
-        The largest steps are run on a KV buffer of two blocks, and the largest bucket is captured that can be. What a
-        first run and a capture take is taken again: the first by the engine thread, whose handles are its own, the
-        second by each bucket.
+        Large steps are run on a KV buffer of two blocks, and the largest bucket is captured that can be. What a first
+        run and a capture take is taken again: the first by the engine thread, whose handles are its own, the second by
+        each bucket. The arena grows by exactly what a step lacks, and what it has is cut as earlier steps needed it: so
+        steps of several proportions are run, the largest first.
         """
         device = self._device
         with closing(DeviceKv(device, probe)) as kv:
@@ -198,7 +201,7 @@ class CudaExecutor:
             free_bytes = device.free_bytes()
             self._runner.run_decode_eagerly(null_decode_step(1))
             first_run_bytes = max(0, free_bytes - device.free_bytes())
-            self._run_largest_steps(limits)
+            self._run_large_steps(limits, chunk_shapes(limits))
             graph_bytes = self._measure_graph()
             device.wait()
         return first_run_bytes + graph_bytes * len(self._graphs.buckets)
@@ -211,8 +214,16 @@ class CudaExecutor:
                 return max(0, free_bytes - self._device.free_bytes())
         return 0
 
-    def _run_largest_steps(self, limits: ExecutorLimits) -> None:
-        self._runner.run_mixed(null_chunks(limits), NO_PARAMS, None)
+    def _run_large_steps(self, limits: ExecutorLimits, shapes: Sequence[tuple[int, int]]) -> None:
+        """Run mixed steps of these tokens and sequences, and then the largest decode step.
+
+        Before any graph is captured the largest chunk must have run. ONNX Runtime's Gemm adds biases by a buffer of
+        ones that is as long as the step; where it grows, the shorter one is freed, and graphs that were captured
+        before would read it (models with biases on queries, keys and values).
+        """
+        for num_tokens, num_seqs in shapes:
+            self._runner.run_mixed(null_chunks(num_tokens, num_seqs, limits.block_size), NO_PARAMS, None)
+            self._device.wait()  # the step after the next one is staged where this one was
         self._runner.run_decode_eagerly(null_decode_step(limits.max_num_seqs))
 
 

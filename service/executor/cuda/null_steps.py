@@ -12,12 +12,22 @@ def null_decode_step(num_rows: int) -> StepInputs:
     return _null_step(np.ones(num_rows, np.int32), 1)
 
 
-def null_chunks(limits: ExecutorLimits) -> StepInputs:
-    """As many tokens as one step may have, in as few sequences as hold them."""
-    num_tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
-    num_full, rest = divmod(num_tokens, limits.max_model_len)
-    num_scheduled = [limits.max_model_len] * num_full + [rest] * (rest > 0)
-    return _null_step(np.array(num_scheduled, np.int32), -(-max(num_scheduled) // limits.block_size))
+def null_chunks(num_tokens: int, num_seqs: int, block_size: int) -> StepInputs:
+    """`num_tokens` in `num_seqs` sequences of as even a length as there is; each gets logits."""
+    shortest, rest = divmod(num_tokens, num_seqs)
+    num_scheduled = np.full(num_seqs, shortest, np.int32)
+    num_scheduled[:rest] += 1
+    return _null_step(num_scheduled, -(-int(num_scheduled[0]) // block_size))
+
+
+def chunk_shapes(limits: ExecutorLimits) -> list[tuple[int, int]]:
+    """Tokens and sequences of large steps: the most and half of them, in as few sequences as hold them and in most."""
+    most = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
+    shapes = []
+    for num_tokens in (most, -(-most // 2)):
+        fewest = -(-num_tokens // limits.max_model_len)
+        shapes += [(num_tokens, fewest), (num_tokens, min(limits.max_num_seqs, num_tokens))]
+    return shapes
 
 
 def _null_step(num_scheduled: Int32Array, num_blocks: int) -> StepInputs:
