@@ -93,7 +93,8 @@ DEVICE void place_query(const T* from, char* row, int chunk, bool is_wanted) {
     u32* to = reinterpret_cast<u32*>(row) + chunk / 2 * 8 + chunk % 2 * 2;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      to[i % 2 * 4 + i / 2] = is_wanted ? pack<half>(first_of<T>(pairs[i]), second_of<T>(pairs[i])) : 0u;
+      const float first = saturate<half>(first_of<T>(pairs[i])), second = saturate<half>(second_of<T>(pairs[i]));
+      to[i % 2 * 4 + i / 2] = is_wanted ? pack<half>(first, second) : 0u;
     }
   }
 }

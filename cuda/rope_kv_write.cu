@@ -24,8 +24,10 @@ constexpr int kBlockSize = BLOCK_SIZE;
 constexpr int kWarps = 4;
 constexpr int kPairs = kHeadDim / 2;
 
-// x as e4m3: to the nearest, ties to even, at most 448. Only sm_89 and later have an instruction for it.
+// x as e4m3: to the nearest, ties to even, at most 448. Only sm_89 and later have an instruction for it. NaN has a code
+// here, which attention reads as 480 all the same: it has no time to look for it.
 DEVICE u32 e4m3_bits(float x) {
+  if (x != x) return 0x7fu;
   const u32 bits = __float_as_uint(x);
   const float size = fminf(fabsf(x), 448.0f);
   u32 code;

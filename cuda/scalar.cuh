@@ -70,14 +70,14 @@ DEVICE float second_of(u32 pair) {
   return to_float(T{static_cast<u16>(pair >> 16)});
 }
 
-// A finite number of T: an infinity in K or V would turn masked products into NaN.
+// A number within T: an infinity in K or V would turn masked products into NaN. NaN stays, for the row to fail by.
 template <class T>
 DEVICE float saturate(float x) {
   return x;
 }
 template <>
 DEVICE float saturate<half>(float x) {
-  return fminf(fmaxf(x, -65504.0f), 65504.0f);
+  return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
 }
 
 // 2^x, relative error 2^-22; results below the smallest normal number are 0.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from service.executor.cuda.kernels import KernelConfig, Scalar
-from tests.cuda.attention_problem import Problem, decode_plan, make_arrays, prefill_plan
+from tests.cuda.attention_problem import Problem, decode_plan, expected_attention, make_arrays, prefill_plan
 from tests.cuda.attention_runs import check_attention, run_attention
 from tests.cuda.sim_kernels import Out, SimKernels
 from tests.cudasim.build import missing_tool
@@ -73,6 +73,16 @@ def test_fp8_keys_and_values(scalar):
     options = {"scalar": scalar, "is_fp8": True, "k_scale": 0.5, "v_scale": 2.0}
     check(decode(4, **options), "decode", chunk=64)
     check(mixed(3, **options), "prefill")
+
+
+def test_queries_beyond_float16_are_cut_to_it_where_keys_are_fp8():
+    """Each sees one token, whatever the score: the value comes back, and not NaN."""
+    problem = Problem((1, 1), (1, 1), 1, is_fp8=True)
+    arrays = make_arrays(problem)
+    arrays.q[:] = 1e6
+    for shape in ("decode", "prefill"):
+        got = run_attention(SimDevice(), problem, shape, arrays=arrays).astype(np.float64)
+        assert np.array_equal(expected_attention(problem, arrays), got)
 
 
 @pytest.mark.slow

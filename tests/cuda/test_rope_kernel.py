@@ -109,6 +109,18 @@ def test_large_keys_and_values_saturate():
     assert np.isfinite(case.kv.astype(np.float32)).all()
 
 
+@pytest.mark.parametrize(("scalar", "is_fp8"), [("bf16", False), ("half", False), ("half", True)])
+def test_keys_and_values_that_are_no_numbers_stay_so(scalar, is_fp8):
+    """Whoever reads them fails; finite ones would be served, from the prefix cache too."""
+    case = RopeCase(AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=64), scalar, rotary_half=0, is_fp8=is_fp8)
+    case.qkv[0, 1:, 5] = np.nan
+    case.qkv[1, 1:, 6] = -np.nan
+    case.run()
+    for which in (0, 1):
+        assert [5] == np.flatnonzero(np.isnan(case.stored(0, which)[0])).tolist()
+        assert [6] == np.flatnonzero(np.isnan(case.stored(1, which)[0])).tolist()
+
+
 @pytest.mark.parametrize("scalar", ["bf16", "half"])
 def test_e4m3_keys_and_values_are_rounded_to_the_nearest(scalar):
     spec = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=64)
