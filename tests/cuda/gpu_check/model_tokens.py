@@ -28,8 +28,8 @@ FORMATS = (
     ("bfloat16", "fp8", 0.4),
     ("bfloat16", "auto", 0.2),
     ("float16", "fp8", 0.2),
-    ("int8", "auto", 0.1),
-    ("int4", "auto", 0.1),
+    ("int8", "auto", 0.2),
+    ("int4", "auto", 0.2),
 )
 LENGTHS = {"sim": (70, 1, 33), "cuda": (1, 17, 130, 70, 9, 45)}
 RETURNING = (70, 45, 70)  # of prompts that are served one by one, the third one as the first
