@@ -160,7 +160,7 @@ def test_the_host_rounds_edited_logits_as_the_device_keeps_them(dtype: type, bia
     edit = edit_of(replace(GREEDY, logit_bias=((4, bias),)))
     divided = DividedJob(SamplingJob(3, {2: edit}, {}), host_rows=(2,))
     host.take(params, divided.host_rows)
-    found = host.finish(divided, np.array([[0, 8, 1, 2, 8]], dtype))
+    found = host.finish(divided.job, 0, divided.host_rows, np.array([[0, 8, 1, 2, 8]], dtype))
     assert [expected] == found.token_ids.tolist()
     host.close()
 
@@ -170,7 +170,7 @@ def test_a_row_whose_only_bad_logit_is_banned_is_no_failure_when_the_host_sample
     device = HostDevice(launch_address=0)
     host = HostSampler(session_options(OpLibrary().path, 1, "off"), (3, 4), np.float16)
     outputs = SampleOutputs(device, (3, 4), 1, FLOAT16_TYPE)
-    rows = SampledRows(device, outputs, 3, host)
+    rows = SampledRows(device, outputs, host)
     device.bytes_at(outputs.logits, 24).view(np.float16)[:] = [np.nan, 1, 2, 0, 0, np.nan, 0, 0, 3, 0, 0, 0]
     device.bytes_at(outputs.address("token"), 12).view(np.int32)[:] = [-1, -1, 0]
     edits = {row: edit_of(GREEDY, banned=[0]) for row in (0, 1)}
@@ -179,6 +179,34 @@ def test_a_row_whose_only_bad_logit_is_banned_is_no_failure_when_the_host_sample
     device.wait()
     found = rows.finish(divided, lane=1)
     assert ([2, 0], [1]) == (found.token_ids[[0, 2]].tolist(), found.failed.tolist())
+    for each in (rows, outputs, host):
+        each.close()
+    assert 0 == device.num_buffers
+
+
+def test_many_rows_are_sampled_on_the_host_a_few_at_a_time() -> None:
+    """Row r of 19 prefers token r mod 4, is biased to the next one if r is even, and is greedy; row 13 has NaN."""
+    num_rows = 19
+    device = HostDevice(launch_address=0)
+    host = HostSampler(session_options(OpLibrary().path, 1, "off"), (num_rows, 4), np.float16)
+    outputs = SampleOutputs(device, (num_rows, 4), 1, FLOAT16_TYPE)
+    rows = SampledRows(device, outputs, host)
+    logits = device.bytes_at(outputs.logits, 2 * 4 * num_rows).view(np.float16).reshape(num_rows, 4)
+    logits[:] = 2 * np.eye(4)[np.arange(num_rows) % 4]
+    logits[13, 2] = np.nan
+    device.bytes_at(outputs.address("token"), 4 * num_rows).view(np.int32)[:] = 77
+    edits = {row: edit_of(replace(GREEDY, logit_bias=(((row + 1) % 4, 5.0),))) for row in range(0, num_rows, 2)}
+    divided = DividedJob(SamplingJob(num_rows, edits, {17: 1}), host_rows=tuple(range(1, num_rows)))
+    rows.enqueue(divided, Sampler(num_rows).params, lane=0)
+    device.wait()
+    found = rows.finish(divided, lane=0)
+    assert [13] == found.failed.tolist()
+    expected = [77, *(row % 4 + (row % 2 == 0) for row in range(1, num_rows))]
+    assert np.delete(np.array(expected) % 4, [0, 13]).tolist() == np.delete(found.token_ids, [0, 13]).tolist()
+    assert 77 == found.token_ids[0], "the device's own"
+    assert [17] == list(found.logprobs)
+    assert np.isclose(found.logprobs[17].chosen, 2 - np.log(np.exp(2) + 3), atol=1e-3)
+    assert 2 * 4 * 8 == rows._logits.view((2 * 4 * 8,), np.uint8).nbytes == rows._logits._bytes.nbytes
     for each in (rows, outputs, host):
         each.close()
     assert 0 == device.num_buffers

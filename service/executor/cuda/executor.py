@@ -86,7 +86,7 @@ class CudaExecutor:
             shape = (limits.max_num_seqs, model.vocab_size)
             options = session_options(parts.library.path, 1, "off")
             host = undo.enter_context(closing(HostSampler(options, shape, self._runner.outputs.logit_dtype)))
-            sampled = SampledRows(parts.device, self._runner.outputs, limits.max_num_seqs, host)
+            sampled = SampledRows(parts.device, self._runner.outputs, host)
             self._sampled = undo.enter_context(closing(sampled))
             self._sampler, self._bounds = Sampler(limits.max_num_seqs), parts.bounds
             reserved_bytes = self._measure(limits, probe)

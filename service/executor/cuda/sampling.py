@@ -1,9 +1,10 @@
 """What was sampled on the device comes back to the host, which samples the rows that the device could not.
 
-Such rows' logits are copied back as well, and are edited and sampled as the device would have done it.
+Such rows' logits are copied back as well, and are edited and sampled as the device would have done it. They are rare:
+there is room for a few, and more are sampled in rounds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from service.executor.sampler import RowParams, Sampler, SamplingJob
 HalfArray = npt.NDArray[Any]  # float16 or bfloat16
 
 _NO_TOKEN: Final = -1
+_HOST_ROWS: Final = 8  # of a round; page-locked: 2.4 MB with 152,000 tokens
 
 
 class SampledRows:
@@ -33,12 +35,12 @@ class SampledRows:
     waited for (`DividedJob.holds_up_next`), so logits need one place.
     """
 
-    def __init__(self, device: Device, outputs: SampleOutputs, max_rows: int, host: "HostSampler") -> None:
+    def __init__(self, device: Device, outputs: SampleOutputs, host: "HostSampler") -> None:
         """`outputs` is where forward passes leave their results. Raises ConfigError when memory is lacking."""
         self._device = device
         self._outputs = outputs
         self._host = host
-        logits_bytes = LOGIT_BYTES * max_rows * outputs.vocab_size
+        logits_bytes = LOGIT_BYTES * host.max_rows * outputs.vocab_size
         with ExitStack() as undo:
             self._sampled = [undo.enter_context(closing(PinnedBuffer(device, outputs.num_bytes))) for _ in range(2)]
             self._logits = undo.enter_context(closing(PinnedBuffer(device, logits_bytes)))
@@ -57,9 +59,7 @@ class SampledRows:
         if not divided.host_rows:
             return
         self._host.take(params, divided.host_rows)
-        row_bytes = LOGIT_BYTES * self._outputs.vocab_size
-        for target, row in zip(self._host_logits(divided), divided.host_rows, strict=True):
-            self._device.copy_out(target, self._outputs.logits + row * row_bytes)
+        self._copy_logits(divided.host_rows[: self._host.max_rows])
 
     def finish(self, divided: DividedJob, lane: int) -> StepResult:
         """The step's tokens; call it when the device is done. Raises ExecutorError."""
@@ -70,13 +70,12 @@ class SampledRows:
         is_failed = token_ids == _NO_TOKEN
         token_ids[is_failed] = 0  # any token will do
         logprobs = self._logprobs(divided, lane) if divided.num_logprobs else {}
-        if divided.host_rows:
-            rows = np.array(divided.host_rows)
-            found = self._host.finish(divided, self._host_logits(divided))
+        for host_rows, found in self._host_rounds(divided):
+            rows = np.array(host_rows)
             token_ids[rows] = found.token_ids
             is_failed[rows] = False
             is_failed[rows[found.failed]] = True
-            logprobs |= {divided.host_rows[place]: entry for place, entry in found.logprobs.items()}
+            logprobs |= {host_rows[place]: entry for place, entry in found.logprobs.items()}
         return StepResult(token_ids=token_ids, logprobs=logprobs, failed=np.flatnonzero(is_failed))
 
     def close(self) -> None:
@@ -98,29 +97,46 @@ class SampledRows:
         shape = (num_rows, self._outputs.max_top) if name.startswith("top_") else (num_rows,)
         return self._sampled[lane].view(shape, np.int32, self._outputs.offsets[name])
 
-    def _host_logits(self, divided: DividedJob) -> HalfArray:
-        return self._logits.view((len(divided.host_rows), self._outputs.vocab_size), self._outputs.logit_dtype)
+    def _host_rounds(self, divided: DividedJob) -> Iterator[tuple[tuple[int, ...], StepResult]]:
+        """The rows that the host samples, a round's at a time, with what comes of them by their places in it."""
+        num_rows = self._host.max_rows
+        for start in range(0, len(divided.host_rows), num_rows):
+            rows = divided.host_rows[start : start + num_rows]
+            if start:  # the first round's are here
+                self._copy_logits(rows)
+                self._device.wait()
+            yield rows, self._host.finish(divided.job, start, rows, self._host_logits(len(rows)))
+
+    def _copy_logits(self, rows: Sequence[int]) -> None:
+        row_bytes = LOGIT_BYTES * self._outputs.vocab_size
+        for target, row in zip(self._host_logits(len(rows)), rows, strict=True):
+            self._device.copy_out(target, self._outputs.logits + row * row_bytes)
+
+    def _host_logits(self, num_rows: int) -> HalfArray:
+        return self._logits.view((num_rows, self._outputs.vocab_size), self._outputs.logit_dtype)
 
 
 class HostSampler:
     """The CPU executor's sampling, over rows of logits that were copied back and are widened. Engine thread."""
 
     def __init__(self, options: ort.SessionOptions, shape: tuple[int, int], logit_dtype: npt.DTypeLike) -> None:
-        """For at most `shape` [max_num_seqs, vocab_size] logits, which the device keeps in `logit_dtype`."""
+        """For `shape` [max_num_seqs, vocab_size] logits, which the device keeps in `logit_dtype`."""
+        self.max_rows = min(shape[0], _HOST_ROWS)  # of a round
         self._logit_dtype = logit_dtype
-        self._logits: Float32Array = aligned_zeros(shape, np.float32)
-        self._sampler = Sampler(shape[0])
+        self._logits: Float32Array = aligned_zeros((self.max_rows, shape[1]), np.float32)
+        self._sampler = Sampler(self.max_rows)
+        self._taken = self._sampler.params  # of all rows that the host samples
         self._session = SampleRowsSession(options, self._logits, self._sampler.params)
 
     def take(self, params: RowParams, rows: Sequence[int]) -> None:
         """Keep the parameters of `rows`, which the next step's replace."""
+        self._taken = RowParams(*(getattr(params, name)[list(rows)] for name in RowParams.__slots__))
+
+    def finish(self, job: SamplingJob, start: int, rows: Sequence[int], logits: HalfArray) -> StepResult:
+        """Sample `logits` of `rows`, taken from place `start` on; the result's indices are places in `rows`."""
         ours = self._sampler.params.prefix(len(rows))
         for name in RowParams.__slots__:
-            getattr(ours, name)[:] = getattr(params, name)[list(rows)]
-
-    def finish(self, divided: DividedJob, logits: HalfArray) -> StepResult:
-        """Sample `logits` of the rows that the device did not; the result's indices are places in `host_rows`."""
-        job, rows = divided.job, divided.host_rows
+            getattr(ours, name)[:] = getattr(self._taken, name)[start : start + len(rows)]
         wide = self._logits[: len(rows)]
         wide[:] = logits
         place_of = {row: place for place, row in enumerate(rows)}
