@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import onnxruntime as ort
 import pytest
 
@@ -54,3 +56,17 @@ def test_a_graph_that_cannot_be_loaded_either_way_is_the_folders(tiny_float16: P
     for captures in (False, True):
         with pytest.raises(ModelFolderError, match="ONNX Runtime cannot load it"):
             OrtSession.load(tiny_float16, CudaGraph(b"no", 0), OpLibrary().path, HostDevice(0), captures=captures)
+
+
+def test_what_is_bound_already_is_not_bound_again(tiny_float16: Path, graph: CudaGraph) -> None:
+    binding = OrtSession.load(tiny_float16, graph, OpLibrary().path, HostDevice(0), captures=False).new_binding()
+    bound: list[tuple[str, int, tuple[int, ...]]] = []
+    record = lambda name, _memory, _device, _dtype, shape, address: bound.append((name, address, shape))  # noqa: E731
+    binding.io = SimpleNamespace(bind_input=record, bind_output=record)
+    for _ in range(2):
+        binding.bind_input("positions", 64, np.int32, (3,))
+        binding.bind_output("token", 128, np.int32, (3,))
+    binding.bind_input("positions", 64, np.int32, (4,))
+    binding.bind_input("positions", 192, np.int32, (4,))
+    expected = [("positions", 64, (3,)), ("token", 128, (3,)), ("positions", 64, (4,)), ("positions", 192, (4,))]
+    assert expected == bound

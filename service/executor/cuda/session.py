@@ -64,19 +64,29 @@ class Session(Protocol):
 
 
 class OrtBinding:
-    """An IOBinding in one kind of memory."""
+    """An IOBinding in one kind of memory. What is bound already is not bound again: most of a step's tensors."""
 
     def __init__(self, session: ort.InferenceSession, memory_name: str) -> None:
         self.io = session.io_binding()
         self._memory_name = memory_name
+        self._bound: dict[str, tuple[int, ElementType, tuple[int, ...]]] = {}
 
     def bind_input(self, name: str, address: int, dtype: ElementType, shape: tuple[int, ...]) -> None:
         """See Binding."""
-        self.io.bind_input(name, self._memory_name, 0, dtype, shape, address)
+        if self._is_new(name, address, dtype, shape):
+            self.io.bind_input(name, self._memory_name, 0, dtype, shape, address)
 
     def bind_output(self, name: str, address: int, dtype: ElementType, shape: tuple[int, ...]) -> None:
         """See Binding."""
-        self.io.bind_output(name, self._memory_name, 0, dtype, shape, address)
+        if self._is_new(name, address, dtype, shape):
+            self.io.bind_output(name, self._memory_name, 0, dtype, shape, address)
+
+    def _is_new(self, name: str, address: int, dtype: ElementType, shape: tuple[int, ...]) -> bool:
+        tensor = address, dtype, shape
+        if self._bound.get(name) == tensor:
+            return False
+        self._bound[name] = tensor
+        return True
 
 
 class OrtSession:
