@@ -57,12 +57,14 @@ class StepInputBuffers:
         self._logit_indices = _int32(max_rows)
         self._counting: Int32Array = np.arange(max_rows + 1, dtype=np.int32)
 
-    def fill(self, plan: StepPlan, batch: BatchState) -> StepInputs:
+    def fill(self, plan: StepPlan, batch: BatchState, table: Int32Array | None = None) -> StepInputs:
         """Compute the inputs of `plan`. The plan must keep the limits that the buffers were made for.
 
-        Rows of `min_rows` that the plan does not have follow its own: their tokens write no KV, their logits are twins.
+        The block table, which may have megabytes, goes to the flat memory `table` if there is one. Rows of `min_rows`
+        that the plan does not have follow its own: their tokens write no KV, their logits are twins.
         """
-        inputs = self._fill_decode(plan, batch) if plan.is_decode_only else self._fill_mixed(plan, batch)
+        fill = self._fill_decode if plan.is_decode_only else self._fill_mixed
+        inputs = fill(plan, batch, self._block_table if table is None else table)
         if len(inputs.token_ids) < self._min_rows:
             inputs = self._add_token(inputs)
         if 0 < len(inputs.logit_indices) < self._min_rows:
@@ -90,7 +92,7 @@ class StepInputBuffers:
             logit_indices=inputs.logit_indices,
         )
 
-    def _fill_mixed(self, plan: StepPlan, batch: BatchState) -> StepInputs:
+    def _fill_mixed(self, plan: StepPlan, batch: BatchState, table: Int32Array) -> StepInputs:
         num_rows, num_tokens = len(plan.rows), plan.num_tokens
         num_computed = batch.num_computed_tokens[plan.rows]
         context_lens = np.add(num_computed, plan.num_scheduled, out=self._context_lens[:num_rows])
@@ -111,11 +113,11 @@ class StepInputBuffers:
             slot_mapping=self._fill_slots(batch, token_rows, positions),
             cu_seqlens=cu_seqlens,
             context_lens=context_lens,
-            block_table=self._fill_block_table(batch, plan.rows, int(context_lens.max())),
+            block_table=self._fill_block_table(batch, plan.rows, int(context_lens.max()), table),
             logit_indices=np.subtract(sampled, 1, out=self._logit_indices[: len(sampled)]),
         )
 
-    def _fill_decode(self, plan: StepPlan, batch: BatchState) -> StepInputs:
+    def _fill_decode(self, plan: StepPlan, batch: BatchState, table: Int32Array) -> StepInputs:
         """The same for one token per row, all sampled. Most steps are this: every call into numpy counts, cold.
 
         The tokens of a step planned ahead are not known: whatever is in their places.
@@ -134,7 +136,7 @@ class StepInputBuffers:
             slot_mapping=self._fill_slots(batch, rows, positions),
             cu_seqlens=cu_seqlens,
             context_lens=context_lens,
-            block_table=self._fill_block_table(batch, rows, int(context_lens.max())),
+            block_table=self._fill_block_table(batch, rows, int(context_lens.max()), table),
             logit_indices=logit_indices,
         )
 
@@ -145,9 +147,11 @@ class StepInputBuffers:
         slots |= positions & ((1 << self._block_bits) - 1)
         return slots
 
-    def _fill_block_table(self, batch: BatchState, rows: Int32Array, max_context: int) -> Int32Array:
+    def _fill_block_table(
+        self, batch: BatchState, rows: Int32Array, max_context: int, memory: Int32Array
+    ) -> Int32Array:
         width = -(-max_context // (1 << self._block_bits))
-        table = self._block_table[: len(rows) * width].reshape(len(rows), width)
+        table = memory[: len(rows) * width].reshape(len(rows), width)
         # Bounds are the plan's promise; "clip" lets numpy write straight into `table`.
         return batch.block_table[:, :width].take(rows, axis=0, out=table, mode="clip")
 

@@ -199,6 +199,19 @@ def test_the_kv_buffer_takes_its_share_of_what_measured_steps_leave(host_executo
     assert 0 <= share_bytes - kv_bytes <= kv_bytes // made.executor.limits.num_blocks + 1
 
 
+def test_block_tables_are_gathered_in_pinned_memory_of_the_step(host_executor) -> None:
+    made = host_executor(capture="off")
+    runner = made.executor._runner
+    for context_lens in ([20, 70], [33, 50]):
+        table = runner.next_table(is_decode_only=True)
+        plan, batch = decode_plan(made, context_lens)
+        made.executor.dispatch(plan, batch).wait()
+        width = -(-max(context_lens) // 16)
+        assert batch.block_table[:2, :width].tolist() == table[: 2 * width].reshape(2, width).tolist()
+        assert not np.shares_memory(table, runner.next_table(is_decode_only=True)), "the next step's is another"
+    assert not made.executor._inputs._block_table.any(), "none was gathered elsewhere"
+
+
 def test_a_device_with_too_little_memory_is_refused(tiny_float16) -> None:
     kernels = NumpyKernels(HEAD_DIM, 16)
     config = replace(CONFIG, model_dir=tiny_float16, kv_memory="1MiB")

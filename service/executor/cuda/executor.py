@@ -136,7 +136,7 @@ class CudaExecutor:
             self._host_kv.copy(plan)
         if len(plan.block_copies):
             self._kv.copy_blocks(plan.block_copies)
-        inputs = self._inputs.fill(plan, batch)
+        inputs = self._inputs.fill(plan, batch, self._runner.next_table(is_decode_only=plan.is_decode_only))
         rows = plan.rows if plan.is_decode_only else plan.rows[plan.samples]
         job = self._sampler.prepare(batch, rows, is_ahead=plan.is_ahead)
         params = self._sampler.params.prefix(job.num_rows)

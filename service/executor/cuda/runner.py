@@ -91,6 +91,10 @@ class StepRunner:
         self._parts.graphs.forget()
         self._bindings.clear()
 
+    def next_table(self, *, is_decode_only: bool) -> Int32Array:
+        """Where the block table of the next step of that kind had best lie: see StepBuffers."""
+        return (self.decode if is_decode_only else self.mixed).next_table
+
     def run_mixed(self, inputs: StepInputs, params: RowParams, edits: RowEdits | None) -> None:
         """Run a step with chunks, which leaves `outputs`. Raises ExecutorError."""
         self._run_mixed(inputs, self.mixed.stage(inputs, params, edits, len(inputs.context_lens)))

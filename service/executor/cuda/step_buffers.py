@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from service.core.types import Int32Array
 from service.executor.api import ExecutorLimits
 from service.executor.cuda.attention_plan import AttentionPlanner, PlanCounts, PlanLayout, PlanLimits, PlanSections
 from service.executor.cuda.device import Device
@@ -74,6 +75,7 @@ class StepBuffers:
         self._device = device
         self._max_edits = bounds.max_edits
         max_tokens, max_rows = plan_limits.max_tokens, limits.max_num_seqs
+        self._max_rows = max_rows
         self._max_blocks = -(-limits.max_model_len // limits.block_size)
         layout = PlanLayout.of(plan_limits, has_prefill=has_prefill)
         sizes: Sizes = dict.fromkeys(_PER_TOKEN, (max_tokens, np.int32))
@@ -102,9 +104,9 @@ class StepBuffers:
         }
 
     @property
-    def plan(self) -> PlanSections:
-        """The attention plan of the step that was staged last."""
-        return self._stagings[-1][1].sections
+    def next_table(self) -> Int32Array:
+        """Flat pinned memory for the next step's block table: one that lies there already is not copied there."""
+        return self._stagings[0][0].table.view((self._max_rows * self._max_blocks,), np.int32)
 
     @property
     def table_stride(self) -> int:
@@ -141,7 +143,8 @@ class StepBuffers:
         _stage_rows(arrays, params, edits, num_seqs)
         counts = planner.fill(arrays["cu_seqlens"][: num_seqs + 1], arrays["context_lens"][:num_seqs])
         table = staging.table.view(inputs.block_table.shape, np.int32)
-        table[:] = inputs.block_table
+        if not np.may_share_memory(table, inputs.block_table):
+            table[:] = inputs.block_table
         self._device.copy_in(self._memory.address, staging.all)
         self._device.copy_in_rows(self._table.address, 4 * self._max_blocks, table)
         if edits is not None and edits.columns.size:
