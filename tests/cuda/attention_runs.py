@@ -15,9 +15,8 @@ NUM_BLOCKS = 3
 def run_attention(device, problem, shape, *, chunk=0, tile_tokens=64, arrays=None):
     """What the kernels leave in `out`, which begins as NaN."""
     arrays = arrays or make_arrays(problem)
-    config = KernelConfig(
-        Scalar(problem.scalar), problem.head_dim, problem.block_size, tile_tokens, is_kv_fp8=problem.is_fp8
-    )
+    scalar = Scalar(problem.scalar)
+    config = KernelConfig(scalar, problem.head_dim, problem.block_size, tile_tokens, scalar, problem.is_fp8)
     kernels = SimKernels(config, device)
     plan = decode_plan(problem, NUM_BLOCKS, chunk) if shape == "decode" else prefill_plan(problem)
     out = Out(np.full_like(arrays.q, np.nan))

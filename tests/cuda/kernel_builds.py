@@ -67,7 +67,7 @@ class Variant:
     def on(self, architecture: str) -> tuple[KernelSpec, KernelConfig]:
         config = self.config
         tile = choose_tile_tokens(config.head_dim, config.is_kv_fp8, MAX_SHARED_BYTES[architecture])
-        config = KernelConfig(config.scalar, config.head_dim, config.block_size, tile, config.is_kv_fp8, config.logit)
+        config = KernelConfig(config.scalar, config.head_dim, config.block_size, tile, config.logit, config.is_kv_fp8)
         return next(spec for spec in kernel_specs(config) if spec.name == self.kernel), config
 
 
@@ -84,7 +84,7 @@ def all_variants() -> Iterator[Variant]:
     seen = set()
     scalars = (Scalar.BF16, Scalar.HALF)
     for scalar, head_dim, block_size, is_fp8, logit in product(scalars, HEAD_DIMS, BLOCK_SIZES, (False, True), Scalar):
-        config = KernelConfig(scalar, head_dim, block_size, 32, is_fp8, logit)
+        config = KernelConfig(scalar, head_dim, block_size, 32, logit, is_fp8)
         for spec in kernel_specs(config):
             macros = tuple(
                 each

@@ -79,7 +79,7 @@ def run_sample_rows(rows, device=None):
     """Launch the kernel on a copy of the logits; outputs begin as NaN or -7."""
     num_rows, vocab_size = rows.logits.shape
     name = next(name for name, dtype in LOGITS.items() if dtype == rows.logits.dtype)
-    kernels = SimKernels(KernelConfig(Scalar.BF16, 64, 16, 64, logit=Scalar(name)), device or SimDevice(seed=2))
+    kernels = SimKernels(KernelConfig(Scalar.BF16, 64, 16, 64, Scalar(name)), device or SimDevice(seed=2))
     max_top = 0 if rows.num_logprobs is None else max(1, int(rows.num_logprobs.max()))
     sampled = Sampled(
         np.full(num_rows, -7, np.int32),

@@ -109,7 +109,7 @@ def test_every_head_dim(scalar, head_dim, tile_tokens, block_size, is_fp8):
 def test_queries_may_lie_in_the_output():
     problem = mixed(3)
     arrays = make_arrays(problem)
-    config = KernelConfig(Scalar.BF16, problem.head_dim, problem.block_size, 64)
+    config = KernelConfig(Scalar.BF16, problem.head_dim, problem.block_size, 64, Scalar.BF16)
     kernels = SimKernels(config, SimDevice(seed=2))
     plan = prefill_plan(problem)
     both = Out(arrays.q.copy())
@@ -129,7 +129,7 @@ def test_result_is_the_same_in_any_order_of_threads():
 def test_rows_without_an_item_are_not_written():
     problem = Problem((20, 40), (1, 1), 4)
     arrays = make_arrays(problem)
-    kernels = SimKernels(KernelConfig(Scalar.BF16, 64, 16, 64), SimDevice())
+    kernels = SimKernels(KernelConfig(Scalar.BF16, 64, 16, 64, Scalar.BF16), SimDevice())
     plan = decode_plan(problem, 1)
     out = Out(np.full_like(arrays.q, 7.0))
     sizes = (arrays.table.shape[1], problem.num_kv_heads, problem.group_size, 0, problem.scale, 0.0, 1.0)

@@ -16,7 +16,7 @@ from service.executor.cuda.kernels import (
 from service.executor.cuda.launch import LoadedKernel
 from tests.cuda.kernel_builds import missing_nvrtc
 
-CONFIG = KernelConfig(Scalar.HALF, head_dim=64, block_size=16, tile_tokens=64)
+CONFIG = KernelConfig(Scalar.HALF, head_dim=64, block_size=16, tile_tokens=64, logit=Scalar.HALF)
 
 
 class Books:
@@ -57,7 +57,7 @@ def test_every_kernel_that_is_launched_is_loaded_once_from_one_module_a_source(t
 @pytest.mark.skipif(missing_nvrtc() is not None, reason=str(missing_nvrtc()))
 def test_shared_memory_above_the_default_is_asked_for(tmp_path):
     books = Books()
-    load_kernels(KernelConfig(Scalar.BF16, 96, 16, 64), CubinCache(tmp_path), books)
+    load_kernels(KernelConfig(Scalar.BF16, 96, 16, 64, Scalar.BF16), CubinCache(tmp_path), books)
     assert {"attn_decode": 56_576, "attn_prefill": 66_560} == books.shared
     few = Books()
     load_kernels(CONFIG, CubinCache(tmp_path), few)
@@ -103,7 +103,13 @@ def test_a_new_cubin_that_the_device_refuses_is_an_error(tmp_path, monkeypatch):
     ],
 )
 def test_configuration_without_kernels_is_refused(changed, message):
-    fields = {"scalar": Scalar.HALF, "head_dim": 64, "block_size": 16, "tile_tokens": 64} | changed
+    fields = {
+        "scalar": Scalar.HALF,
+        "head_dim": 64,
+        "block_size": 16,
+        "tile_tokens": 64,
+        "logit": Scalar.HALF,
+    } | changed
     with pytest.raises(ConfigError, match=message):
         KernelConfig(**fields)
 

@@ -42,7 +42,7 @@ class RopeCase:
         self.q = np.full((NUM_TOKENS, spec.num_heads, spec.head_dim), np.nan, SCALARS[scalar])
         kv_shape = (3 * 16 // block_size + 1, 2, spec.num_kv_heads, block_size, spec.head_dim)
         self.kv = np.full(kv_shape, 7.0, np.float32).astype(E4M3 if is_fp8 else SCALARS[scalar])
-        config = KernelConfig(Scalar(scalar), spec.head_dim, block_size, 32, is_kv_fp8=is_fp8)
+        config = KernelConfig(Scalar(scalar), spec.head_dim, block_size, 32, Scalar(scalar), is_fp8)
         self.kernels = SimKernels(config, device or SimDevice(seed=2))
 
     def run(self):

@@ -40,8 +40,8 @@ class KernelConfig:
     head_dim: int
     block_size: int
     tile_tokens: int
+    logit: Scalar
     is_kv_fp8: bool = False
-    logit: Scalar = Scalar.FLOAT
 
     def __post_init__(self) -> None:
         """Check what the kernels can do."""

@@ -72,4 +72,4 @@ class Precision:
 
     def kernel_config(self, head_dim: int, block_size: int, tile_tokens: int) -> KernelConfig:
         """What the kernels of such a model are compiled for. Raises ConfigError when there are none."""
-        return KernelConfig(self.scalar, head_dim, block_size, tile_tokens, self.is_kv_fp8, logit=self.scalar)
+        return KernelConfig(self.scalar, head_dim, block_size, tile_tokens, self.scalar, self.is_kv_fp8)

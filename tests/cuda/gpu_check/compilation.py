@@ -75,7 +75,7 @@ def kernel_config(
 ) -> KernelConfig:
     """With the tile that the product chooses on the device."""
     tile = choose_tile_tokens(head_dim, is_fp8, device.max_shared_bytes)
-    return KernelConfig(scalar, head_dim, block_size, tile, is_fp8, logit)
+    return KernelConfig(scalar, head_dim, block_size, tile, logit, is_fp8)
 
 
 def all_cubins(max_shared_bytes: int) -> list[Cubin]:
@@ -88,7 +88,7 @@ def all_cubins(max_shared_bytes: int) -> list[Cubin]:
     choices = product(MODEL_SCALARS, HEAD_DIMS, BLOCK_SIZES, (False, True), Scalar)
     for scalar, head_dim, block_size, is_fp8, logit in choices:
         tile = choose_tile_tokens(head_dim, is_fp8, max_shared_bytes)
-        config = KernelConfig(scalar, head_dim, block_size, tile, is_fp8, logit)
+        config = KernelConfig(scalar, head_dim, block_size, tile, logit, is_fp8)
         for source in {spec.source for spec in kernel_specs(config)}:
             cubins[source, tuple(each for each in config.definitions if each.split("=")[0] in MACROS[source])] = None
             if (block_size, logit) == (16, scalar):

@@ -66,7 +66,9 @@ class Case:
 def attention_case(problem: Problem, shape: str, chunk: int = 0) -> Case:
     arrays = make_arrays(problem)
     plan = decode_plan(problem, 3, chunk) if shape == "decode" else prefill_plan(problem)
-    config = KernelConfig(Scalar(problem.scalar), problem.head_dim, problem.block_size, 64, is_kv_fp8=problem.is_fp8)
+    config = KernelConfig(
+        Scalar(problem.scalar), problem.head_dim, problem.block_size, 64, Scalar(problem.scalar), problem.is_fp8
+    )
     parts = (max(1, plan.num_slots), problem.num_kv_heads, 16)
     named = {"q": arrays.q, "kv": arrays.kv, "table": arrays.table, "items": plan.items, "indptr": plan.indptr}
     named |= {"part_indptr": plan.part_indptr, "starts": problem.starts, "out": np.full_like(arrays.q, np.nan)}
@@ -94,7 +96,7 @@ def rope_case() -> Case:
     named |= {"q_norm": tables.q_norm, "k_norm": tables.k_norm, "q": made.q, "kv": made.kv}
     arguments = ["qkv", "positions", "slots", "cos", "sin", "q_norm", "k_norm", "+q", "+kv", 3, 1]
     launch = ("rope_kv_write", (len(SLOTS), 2), [*arguments, tables.cos.shape[1], spec.norm_epsilon, 1.0, 1.0])
-    return Case(KernelConfig(Scalar.BF16, 64, 16, 64), named, [launch])
+    return Case(KernelConfig(Scalar.BF16, 64, 16, 64, Scalar.BF16), named, [launch])
 
 
 def sampling_case() -> Case:
@@ -105,7 +107,7 @@ def sampling_case() -> Case:
     names = ("temperature", "top_k", "top_p", "min_p", "seed", "position")
     named = {"logits": logits, **dict(zip(names, rows.columns, strict=True)), "token": np.full(4, -7, np.int32)}
     arguments = ["logits", *names, *[None] * 9, "+token", None, None, None, logits.shape[1], 0]
-    config = KernelConfig(Scalar.HALF, 64, 16, 64, logit=Scalar.HALF)
+    config = KernelConfig(Scalar.HALF, 64, 16, 64, Scalar.HALF)
     return Case(config, named, [("sample_rows", (4, 1), arguments)])
 
 
