@@ -5,7 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import grpc
 import numpy as np
@@ -23,13 +23,13 @@ from service.commands.assembly import scheduler_config
 from service.core.batch_state import BatchState
 from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
-from service.core.types import StepDelta
+from service.core.types import StepDelta, StepResult
 from service.engine.engine import Engine
 from service.engine.observer import StepTimes
 from service.engine.scheduling import SchedulingSettings
 from service.engine.settings import EngineSettings
 from service.executor.api import ExecutorLimits, StepHandle
-from service.executor.simulated import SimulatedExecutor, SimulatedStep, toy_tokens
+from service.executor.simulated import SimulatedExecutor, toy_tokens
 from service.text.chat import ChatTemplate
 from service.text.tokenizer import Tokenizer
 
@@ -135,6 +135,9 @@ class GatedExecutor:
             raise self.warm_up_error
 
     def dispatch(self, plan: StepPlan, batch: BatchState) -> StepHandle:
+        return GatedStep(self, plan, batch)
+
+    def run(self, plan: StepPlan, batch: BatchState) -> StepResult:
         with self._gate:
             self.num_arrived += 1
             assert self._gate.wait_for(lambda: self.num_steps < self._num_allowed, DEADLINE_S), "the gate stayed shut"
@@ -143,12 +146,25 @@ class GatedExecutor:
             raise self.errors.pop(0)
         result = self._inner.dispatch(plan, batch).wait()
         is_failed = np.isin(batch.seq_ids[plan.rows[plan.samples]], self.failing_seq_ids)
-        return SimulatedStep(replace(result, failed=np.flatnonzero(is_failed)))
+        return replace(result, failed=np.flatnonzero(is_failed))
 
     def close(self) -> None:
         self.is_closed = True
         if self.close_error is not None:
             raise self.close_error
+
+
+@dataclass(frozen=True)
+class GatedStep:
+    """A step that stands at the gate, or is to go there."""
+
+    executor: GatedExecutor
+    plan: StepPlan
+    batch: BatchState
+    can_continue: Final = False
+
+    def wait(self) -> StepResult:
+        return self.executor.run(self.plan, self.batch)
 
 
 @dataclass

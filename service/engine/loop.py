@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from service.clock import Clock
 from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
+from service.core.types import StepDelta
 from service.engine.health import Heartbeat
 from service.engine.inbox import Commands, Inbox
 from service.engine.observer import EngineObserver, StepTimes
@@ -33,6 +34,9 @@ class EngineLoop:
     step is planned and dispatched before the present one is waited for: so the device finds work when it has done that
     one, and the host's share of a step costs no time.
 
+    A step's tokens are published only when the steps after it are on their way and this thread is about to wait: else
+    the event loop would want the interpreter while the device, or the processors, wait for this thread's next step.
+
     An idle loop sleeps in the inbox. A transient executor error aborts the step, which is planned again after a
     pause, at most `max_step_retries` times in a row; any other error ends `run` with that error. Commands that come
     during the pause are applied, and do not shorten it. When a step cannot be dispatched ahead, that is counted apart:
@@ -50,6 +54,7 @@ class EngineLoop:
     # Between turns of the loop: the step that was dispatched before the last one landed.
     ahead: Flight | None = field(default=None, init=False)
     landed_ns: int = field(default=0, init=False)  # when the last step was done
+    unpublished: StepDelta | None = field(default=None, init=False)  # what the last step brought
     retries: Retries = field(init=False)  # of steps
     retries_ahead: Retries = field(init=False)  # of dispatching them ahead
 
@@ -60,11 +65,14 @@ class EngineLoop:
 
     def run(self) -> None:
         """Serve until the inbox is closed; what is in flight is finished first."""
-        while not self._apply(self._next_commands()):
-            if self.clock.now_ns() >= self.retries.not_before_ns:
-                self._step()
-        if self.ahead is not None:
-            self._land(self.ahead, None)
+        try:
+            while not self._apply(self._next_commands()):
+                if self.clock.now_ns() >= self.retries.not_before_ns:
+                    self._step()
+            if self.ahead is not None:
+                self._land(self.ahead, None)
+        finally:
+            self._publish()
 
     def _next_commands(self) -> Commands:
         if self.ahead is not None:
@@ -72,14 +80,24 @@ class EngineLoop:
         if not self.scheduler.has_work:
             for retries in (self.retries, self.retries_ahead):
                 retries.reset()  # the step that failed is gone with its sequences
-            self.heartbeat.rest()
+            self._rest()
             return self.inbox.wait()
         begin_ns = max(self.retries.not_before_ns, self.scheduler.not_before_ns)
         if begin_ns:
-            self.heartbeat.rest()
+            self._rest()
             wake_ns = min(begin_ns, self.scheduler.next_deadline_ns or begin_ns)
             return self.inbox.wait(max(0, wake_ns - self.clock.now_ns()) / 1e9)
         return self.inbox.take()
+
+    def _rest(self) -> None:
+        """Get ready to sleep."""
+        self._publish()
+        self.heartbeat.rest()
+
+    def _publish(self) -> None:
+        delta, self.unpublished = self.unpublished, None
+        if delta is not None:
+            self.router.publish(delta)
 
     def _apply(self, commands: Commands) -> bool:
         """Bring the commands to the scheduler. True when the loop is to end."""
@@ -144,7 +162,8 @@ class EngineLoop:
         return Flight(plan, self.executor.dispatch(plan, self.scheduler.batch), start_ns, planned_ns)
 
     def _land(self, flight: Flight, ahead: Flight | None) -> None:
-        """Wait for `flight`, commit and publish it, while `ahead` is in flight."""
+        """Wait for `flight` and commit it, while `ahead` is in flight."""
+        self._publish()
         self.ahead = None
         begin_ns = max(flight.planned_ns, self.landed_ns)
         try:
@@ -153,8 +172,7 @@ class EngineLoop:
             self._abort(flight.plan, self._withdraw(ahead, error))
             return
         self.landed_ns = executed_ns = self.clock.now_ns()
-        delta = self.scheduler.commit(flight.plan, result)
-        self.router.publish(delta)
+        delta = self.unpublished = self.scheduler.commit(flight.plan, result)
         self.ahead = ahead
         self.retries.reset()
         committed_ns = self.clock.now_ns()

@@ -121,6 +121,20 @@ class LastRest(Heartbeat):
             self._inbox.close()
 
 
+class MarkingRouter(OutputRouter):
+    """Keeps, of each step, what the device had been asked for when the step's tokens were published."""
+
+    def __init__(self, device: VirtualDevice, on_abandoned: Callable[[int], None]) -> None:
+        super().__init__(asyncio.get_running_loop(), device.clock, on_abandoned)
+        self.published: list[str] = []
+        self._device = device
+
+    def publish(self, delta: StepDelta) -> None:
+        assert delta.step_id == len(self.published)
+        self.published.append("".join(self._device.events))
+        super().publish(delta)
+
+
 class Run:
     """A loop with its parts, whose output the watcher gathers: no stream is open."""
 
@@ -130,7 +144,7 @@ class Run:
         self.device = VirtualDevice(self.clock, can_continue=can_continue)
         config = replace(scheduler_config(LIMITS, settings), watermark_fraction=0.0)
         self.scheduler, self.inbox = Scheduler(config), Inbox(100)
-        router = OutputRouter(asyncio.get_running_loop(), self.clock, self.inbox.cancel)
+        router = self.router = MarkingRouter(self.device, self.inbox.cancel)
         self.watcher, heartbeat = Watcher(), LastRest(self.scheduler, self.inbox)
         self.loop = EngineLoop(
             self.scheduler, self.device, self.inbox, router, settings, self.clock, heartbeat, self.watcher
@@ -175,6 +189,49 @@ def test_each_step_is_waited_for_once_behind_the_dispatch_of_the_next() -> None:
         run.submit(PROMPT, 6)
         run.outputs()
         assert "".join(run.device.events) == "dw" + "da" + "wa" * 3 + "ww"
+
+    run_async(main())
+
+
+@pytest.mark.parametrize(
+    ("can_continue", "expected"),
+    [
+        (False, ["dwd", "dwdwd", "dwdwdwd", "dwdwdwdw"]),
+        (True, ["dwda", "dwdawa", "dwdawaw", "dwdawaww"]),
+    ],
+)
+def test_tokens_are_published_when_the_next_steps_are_on_their_way(can_continue: bool, expected: list[str]) -> None:
+    async def main() -> None:
+        run = Run(can_continue=can_continue)
+        run.submit(PROMPT, 4)
+        run.outputs()
+        assert expected == run.router.published
+
+    run_async(main())
+
+
+def test_tokens_are_published_before_the_pause_of_a_step_that_failed() -> None:
+    async def main() -> None:
+        run = Run(can_continue=False)
+        run.device.dispatch_errors = {1: PASSING}
+        run.submit(PROMPT, 2)
+        run.outputs()
+        assert run.router.published == ["dwD", "dwDdw"]
+
+    run_async(main())
+
+
+@pytest.mark.parametrize(("can_continue", "expected"), [(False, ["dwD"]), (True, ["dwdD", "dwdDw"])])
+def test_tokens_of_steps_that_landed_are_published_when_the_device_breaks(
+    can_continue: bool, expected: list[str]
+) -> None:
+    async def main() -> None:
+        run = Run(can_continue=can_continue)
+        run.device.dispatch_errors = {2 if can_continue else 1: ExecutorError("broken")}
+        run.submit(PROMPT, 8)
+        with pytest.raises(ExecutorError, match="broken"):
+            run.loop.run()
+        assert expected == run.router.published
 
     run_async(main())
 
