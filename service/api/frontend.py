@@ -10,7 +10,7 @@ from service.api.validate import resolve_sampling, validate_params, validate_pro
 from service.core.types import FinishReason, Int32Array, TokenLogprobs
 from service.engine.client import EngineClient, Terms
 from service.engine.stream import TokenBatch, TokenStream
-from service.errors import InvalidRequestError
+from service.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
 from service.text.chat import ChatTemplate
 from service.text.detokenizer import Detokenizer
 from service.text.tokenizer import Tokenizer
@@ -20,6 +20,11 @@ MAX_INLINE_CHARS = 4096
 
 MAX_LONG_PROMPTS = 2
 """Longer prompts that are tokenised at a time: each takes many times its own size in memory, and a processor."""
+
+MAX_PREPARING_CHARS = 1 << 26
+"""Of all longer prompts that are tokenised or wait for that; a single one may have more."""
+
+PREPARING_RETRY_AFTER_S = 1.0
 
 MESSAGE_CHARS = 32
 """What rendering one message, however short, counts as: templates put markers of about this length around each."""
@@ -162,6 +167,8 @@ class Frontend:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._long_prompts = asyncio.Semaphore(MAX_LONG_PROMPTS)
+        self._num_preparing = 0  # sequences whose long prompts are tokenised, or wait for that
+        self._num_preparing_chars = 0
 
     @property
     def has_chat_template(self) -> bool:
@@ -185,23 +192,41 @@ class Frontend:
         """
         received_ns = self.engine.clock.now_ns()
         validate_params(params, self.limits)
-        token_ids = validate_prompt(await self._token_ids(prompt), self.limits)
+        num_samples = params.n or 1
+        timeout_s = min((each for each in (params.timeout_s, timeout_s) if each is not None), default=None)
+        self.engine.check_room(num_samples, self._num_preparing)
+        token_ids = validate_prompt(await self._token_ids(prompt, num_samples, timeout_s), self.limits)
         sampling = resolve_sampling(params, len(token_ids), self.limits)
-        timeouts_s = [timeout for timeout in (params.timeout_s, timeout_s) if timeout is not None]
-        deadline_ns = received_ns + round(min(timeouts_s) * 1e9) if timeouts_s else None
+        deadline_ns = None if timeout_s is None else received_ns + round(timeout_s * 1e9)
         terms = Terms(tenant, params.priority or 0, deadline_ns)
         # Sample i is the very answer that a request for one sample gets with the seed plus i.
-        samplings = [replace(sampling, seed=sampling.seed + index) for index in range(params.n or 1)]
+        samplings = [replace(sampling, seed=sampling.seed + index) for index in range(num_samples)]
         return [
             Generation(self.engine, stream, self._tokenizer, params.stop_strings, received_ns)
             for stream in self.engine.submit_samples(token_ids, samplings, terms)
         ]
 
-    async def _token_ids(self, prompt: Prompt) -> Sequence[int] | Int32Array:
+    async def _token_ids(self, prompt: Prompt, num_samples: int, timeout_s: float | None) -> Sequence[int] | Int32Array:
         if isinstance(prompt, TokenPrompt):
             return prompt.token_ids
-        if prompt_chars(prompt) <= MAX_INLINE_CHARS:
+        num_chars = prompt_chars(prompt)
+        if num_chars <= MAX_INLINE_CHARS:
             return self._encode(prompt)
+        if self._num_preparing and self._num_preparing_chars + num_chars > MAX_PREPARING_CHARS:
+            message = f"{self._num_preparing_chars} characters wait to be tokenised, of {MAX_PREPARING_CHARS} that may"
+            raise OverloadedError(message, PREPARING_RETRY_AFTER_S)
+        self._num_preparing += num_samples
+        self._num_preparing_chars += num_chars
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._encode_long(prompt)
+        except TimeoutError:
+            raise DeadlineExceededError("the request's deadline has passed") from None
+        finally:
+            self._num_preparing -= num_samples
+            self._num_preparing_chars -= num_chars
+
+    async def _encode_long(self, prompt: TextPrompt | ChatPrompt) -> Int32Array:
         await self._long_prompts.acquire()
         encoding = asyncio.ensure_future(asyncio.to_thread(self._encode, prompt))
         encoding.add_done_callback(lambda _: self._long_prompts.release())

@@ -36,6 +36,13 @@ class EngineClient(Protocol):
         """Where the engine is in its life."""
         ...
 
+    def check_room(self, num_samples: int, num_ahead: int = 0) -> None:
+        """Raise what `submit_samples` would raise now for so many of any prompt: the prompt need not be made then.
+
+        `num_ahead` other sequences are about to be submitted.
+        """
+        ...
+
     def submit(self, prompt_token_ids: Int32Array, sampling: SamplingParams, terms: Terms | None = None) -> TokenStream:
         """Start a sequence. The stream raises DeadlineExceededError when its deadline passes, and also when it turns
         out that the deadline cannot be met; OverloadedError when it has waited for too long.

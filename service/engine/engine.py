@@ -168,11 +168,22 @@ class Engine:
         await asyncio.shield(self._ended)
         self._thread.join()
 
-    def _check_may_submit(self, prompt_token_ids: Int32Array, samplings: Sequence[SamplingParams]) -> None:
+    def check_room(self, num_samples: int, num_ahead: int = 0) -> None:
+        """Raise what can be known without a prompt; see EngineClient."""
         if self._state is EngineState.DEAD:
             raise EngineDeadError("the engine has stopped after an error") from self._error
         if self._state is not EngineState.READY:
             raise DrainingError(f"the engine is {self._state.value}")
+        max_requests = self._settings.max_waiting_requests
+        if num_samples > max_requests:
+            limit = f"at most {max_requests} on this server, whose queue has no room for more"
+            raise InvalidRequestError("n", num_samples, limit)
+        num_waiting = self._router.waiting_requests + num_ahead
+        if num_waiting + num_samples > max_requests:
+            message = f"{num_waiting} requests wait already, of {max_requests} that may"
+            raise OverloadedError(message, self._router.retry_after_s)
+
+    def _check_may_submit(self, prompt_token_ids: Int32Array, samplings: Sequence[SamplingParams]) -> None:
         limits, settings, router = self._executor.limits, self._settings, self._router
         num_tokens, num_samples = len(prompt_token_ids), len(samplings)
         # The last token is never fed back, so that its keys and values need no slot.
@@ -181,15 +192,11 @@ class Engine:
         if num_blocks > limits.num_blocks - 1:
             message = f"the request may need {num_blocks} KV blocks; this server has {limits.num_blocks - 1}"
             raise UnserviceableError(message)
-        if num_samples > settings.max_waiting_requests:
-            limit = f"at most {settings.max_waiting_requests} on this server, whose queue has no room for more"
-            raise InvalidRequestError("n", num_samples, limit)
-        retry_after_s = router.retry_after_s
-        if router.waiting_requests + num_samples > settings.max_waiting_requests:
-            raise OverloadedError(f"{router.waiting_requests} requests wait already", retry_after_s)
+        self.check_room(num_samples)
         # An empty queue takes any prompt, and all its samples, or they could never enter.
         if router.waiting_requests and router.waiting_tokens + num_samples * num_tokens > settings.max_waiting_tokens:
-            raise OverloadedError(f"{router.waiting_tokens} prompt tokens wait already", retry_after_s)
+            message = f"{router.waiting_tokens} prompt tokens wait already, of {settings.max_waiting_tokens} that may"
+            raise OverloadedError(message, router.retry_after_s)
 
     def _run(self, loop: asyncio.AbstractEventLoop, report_warm: Callable[[], object]) -> None:
         """The engine thread."""

@@ -1,13 +1,20 @@
 """The front side before the engine."""
 
 import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from service.api import frontend as frontend_module
 from service.api.frontend import MAX_INLINE_CHARS, MAX_LONG_PROMPTS, MESSAGE_CHARS, prompt_chars
 from service.api.params import ChatPrompt, GenerationParams, TextPrompt
-from service.errors import InvalidRequestError
-from tests.doubles import run_async, served_toy
+from service.engine.settings import EngineSettings
+from service.errors import DeadlineExceededError, DrainingError, InvalidRequestError, OverloadedError
+from tests.doubles import DEADLINE_S, Served, run_async, served_toy
+
+LONG_PROMPT = TextPrompt("w1 " * MAX_INLINE_CHARS)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +35,7 @@ def test_many_empty_messages_are_no_short_prompt() -> None:
 
 def test_long_prompts_give_their_places_back_however_they_end() -> None:
     async def main() -> None:
-        prompt, params = TextPrompt("w1 " * MAX_INLINE_CHARS), GenerationParams(max_tokens=1)
+        prompt, params = LONG_PROMPT, GenerationParams(max_tokens=1)
         async with served_toy() as served:
             calls = [asyncio.create_task(served.frontend.submit(prompt, params)) for _ in range(3 * MAX_LONG_PROMPTS)]
             await asyncio.sleep(0)
@@ -39,5 +46,70 @@ def test_long_prompts_give_their_places_back_however_they_end() -> None:
                 await served.frontend.submit(prompt, params)
         kinds = [type(end) for end in ends]
         assert [asyncio.CancelledError, InvalidRequestError] * (len(calls) // 2) == kinds
+
+    run_async(main())
+
+
+@asynccontextmanager
+async def toy_without_end_of_tokenising(
+    monkeypatch: pytest.MonkeyPatch, max_waiting_requests: int
+) -> AsyncIterator[Served]:
+    """Tokenising a long prompt takes until the end of the context."""
+    end = threading.Event()
+    async with served_toy(settings=EngineSettings(max_waiting_requests=max_waiting_requests)) as served:
+        monkeypatch.setattr(served.frontend, "_encode", lambda _: end.wait(DEADLINE_S))
+        try:
+            yield served
+        finally:
+            end.set()
+
+
+def test_prompts_that_wait_to_be_tokenised_are_requests_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with toy_without_end_of_tokenising(monkeypatch, 5) as served:
+            two = GenerationParams(max_tokens=1, n=2)
+            calls = [asyncio.create_task(served.frontend.submit_samples(LONG_PROMPT, two)) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(OverloadedError, match="4 requests wait already, of 5 that may"):
+                await served.frontend.submit_samples(LONG_PROMPT, two)
+            for call in calls:
+                call.cancel()
+
+    run_async(main())
+
+
+def test_characters_that_wait_to_be_tokenised_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        num_chars = prompt_chars(LONG_PROMPT)
+        monkeypatch.setattr(frontend_module, "MAX_PREPARING_CHARS", 2 * num_chars)
+        async with toy_without_end_of_tokenising(monkeypatch, 100) as served:
+            one = GenerationParams(max_tokens=1)
+            calls = [asyncio.create_task(served.frontend.submit(LONG_PROMPT, one)) for _ in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(OverloadedError, match=f"{2 * num_chars} characters wait"):
+                await served.frontend.submit(LONG_PROMPT, one)
+            for call in calls:
+                call.cancel()
+
+    run_async(main())
+
+
+def test_deadline_passes_also_while_a_prompt_waits_to_be_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with toy_without_end_of_tokenising(monkeypatch, 100) as served:
+            for _ in range(MAX_LONG_PROMPTS + 1):
+                with pytest.raises(DeadlineExceededError):
+                    await served.frontend.submit(LONG_PROMPT, GenerationParams(max_tokens=1), timeout_s=0.01)
+
+    run_async(main())
+
+
+def test_server_that_drains_tokenises_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with served_toy() as served:
+            served.engine.drain()
+            monkeypatch.setattr(served.frontend, "_encode", lambda _: pytest.fail("tokenised in vain"))
+            with pytest.raises(DrainingError):
+                await served.frontend.submit(LONG_PROMPT, GenerationParams(max_tokens=1))
 
     run_async(main())
