@@ -1,7 +1,6 @@
 """Commands from the front side to the engine thread."""
 
 import threading
-from collections import deque
 from dataclasses import dataclass
 
 from service.core.types import Request
@@ -12,7 +11,7 @@ FULL_RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What gathered since the last take. A request that is among the cancelled ones is not to be started."""
+    """What gathered since the last take."""
 
     requests: tuple[Request, ...]
     cancelled_seq_ids: tuple[int, ...]
@@ -28,7 +27,7 @@ class Inbox:
     def __init__(self, max_requests: int) -> None:
         self._max_requests = max_requests
         self._changed = threading.Condition()
-        self._requests: deque[Request] = deque()
+        self._requests: dict[int, Request] = {}
         self._cancelled: dict[int, None] = {}  # an ordered set
         self._is_closed = False
 
@@ -37,14 +36,15 @@ class Inbox:
         with self._changed:
             if len(self._requests) >= self._max_requests:
                 raise OverloadedError(f"the inbox holds {self._max_requests} requests already", FULL_RETRY_AFTER_S)
-            self._requests.append(request)
+            self._requests[request.seq_id] = request
             self._changed.notify()
 
     def cancel(self, seq_id: int) -> None:
         """Ask that the sequence be forgotten. Idempotent; unknown and finished sequences are fine."""
         with self._changed:
-            self._cancelled[seq_id] = None
-            self._changed.notify()
+            if self._requests.pop(seq_id, None) is None:  # else the engine never hears of it
+                self._cancelled[seq_id] = None
+                self._changed.notify()
 
     def close(self) -> None:
         """Ask the engine thread to stop. Idempotent."""
@@ -67,7 +67,7 @@ class Inbox:
         return bool(self._requests or self._cancelled or self._is_closed)
 
     def _take_locked(self) -> Commands:
-        commands = Commands(tuple(self._requests), tuple(self._cancelled), self._is_closed)
+        commands = Commands(tuple(self._requests.values()), tuple(self._cancelled), self._is_closed)
         self._requests.clear()
         self._cancelled.clear()
         return commands

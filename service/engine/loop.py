@@ -104,10 +104,7 @@ class EngineLoop:
         # Cancels go first: the front side has given their room in the queue away already.
         for seq_id in commands.cancelled_seq_ids:
             self.scheduler.cancel(seq_id)
-        cancelled = frozenset(commands.cancelled_seq_ids)
         for request in commands.requests:
-            if request.seq_id in cancelled:
-                continue
             try:
                 self.scheduler.add(request)
             except ChairliftError as error:

@@ -21,8 +21,8 @@ def test_take_yields_commands_once_in_order() -> None:
     requests = tuple(request(seq_id) for seq_id in (1, 2, 3))
     for each in requests:
         inbox.submit(each)
-    inbox.cancel(2)
-    assert inbox.take() == Commands(requests, (2,), is_closed=False)
+    inbox.cancel(7)
+    assert inbox.take() == Commands(requests, (7,), is_closed=False)
     assert inbox.take() == Commands((), (), is_closed=False)
 
 
@@ -37,9 +37,17 @@ def test_full_inbox_refuses_and_keeps_what_it_has() -> None:
     inbox.submit(request(4))
 
 
-def test_cancel_is_never_refused_and_idempotent() -> None:
+def test_cancelled_request_leaves_its_place_and_the_engine_never_hears_of_it() -> None:
     inbox = Inbox(max_requests=1)
     inbox.submit(request(1))
+    inbox.cancel(1)
+    inbox.submit(request(2))
+    assert [each.seq_id for each in inbox.take().requests] == [2]
+    assert inbox.take() == Commands((), (), is_closed=False)
+
+
+def test_cancel_is_never_refused_and_idempotent() -> None:
+    inbox = Inbox(max_requests=1)
     for _ in range(1000):
         inbox.cancel(1)
     assert inbox.take().cancelled_seq_ids == (1,)
