@@ -32,8 +32,9 @@ def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         # The default of 300 s kills clients that ping during long quiet calls.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-        # No grace: the default lets running streams finish on an aged connection.
         ("grpc.max_connection_age_ms", settings.max_connection_age_s * 1000),
+        # Nothing else ends the RPC of a client that does not read: no status reaches it behind the messages it leaves.
+        ("grpc.max_connection_age_grace_ms", settings.max_connection_grace_s * 1000),
     ]
 
 

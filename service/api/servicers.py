@@ -57,6 +57,11 @@ class Call:
         """Seconds until the RPC's own deadline; None without one."""
         return self._context.time_remaining()
 
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the client knows that it gets an answer."""
+        return bool(self._generations)
+
     async def admit(self, samples: Samples) -> None:
         """Send the initial metadata: from here on, no client retries the RPC by itself."""
         self._generations = samples.generations
@@ -75,6 +80,9 @@ class Call:
 
     def log(self) -> None:
         """Write the request's one line."""
+        remaining_s = self.time_remaining_s
+        if self._code is grpc.StatusCode.CANCELLED and remaining_s is not None and remaining_s <= 0:
+            self._code = grpc.StatusCode.DEADLINE_EXCEEDED  # gRPC has told the client, and cancelled this side
         fields: dict[str, object] = {"request_id": self.request_id, "code": self._code.name}
         if self._generations:
             first = self._generations[0]
@@ -108,16 +116,18 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         call = self._begin(context)
         try:
             with await self._submit(_readable(request), call) as samples:
-                await call.admit(samples)
-                await context.write(self._started(call, samples))
                 async for index, chunk in samples:
+                    if not call.is_admitted:  # till now it could be refused, and a client may try that again
+                        await call.admit(samples)
+                        await context.write(self._started(call, samples))
                     await context.write(chunk_message(chunk, index))
                     if samples.generations[index].has_ended:
                         complete = complete_message(samples.generations[index], index)
                         await context.write(pb.GenerateResponse(complete=complete))
             call.succeed()
         except Exception as error:
-            await call.abort(error)
+            if not context.cancelled():  # else a write has failed, in one of several ways, for want of a reader
+                await call.abort(error)
         finally:
             self._end(call)
 

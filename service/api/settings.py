@@ -22,3 +22,9 @@ class ServerSettings(BaseModel):
     max_connection_age_s: int = Field(
         default=600, ge=1, le=MAX_INT32 // 1000, description="seconds until clients must connect again"
     )
+    max_connection_grace_s: int = Field(
+        default=3600,
+        ge=1,
+        le=MAX_INT32 // 1000,
+        description="seconds that streams then have to finish, also those of clients that do not read",
+    )

@@ -183,8 +183,7 @@ def test_full_queue_is_resource_exhausted_before_any_metadata_with_a_delay_for_t
         async with connected_toy(settings=EngineSettings(max_waiting_requests=2)) as toy:
             toy.served.executor.close_gate()
             waiting = [toy.stub.Generate(request_for()) for _ in range(2)]
-            for call in waiting:
-                await call.initial_metadata()
+            await eventually(lambda: toy.served.engine.num_open_streams == 2)
             call = toy.stub.Generate(request_for())
             error = await error_of(toy, request_for())
             assert "x-request-id" not in dict(await call.initial_metadata() or ())
@@ -206,7 +205,7 @@ def test_queue_is_bounded_by_prompt_tokens_too_but_never_refuses_all() -> None:
         async with connected_toy(settings=EngineSettings(max_waiting_tokens=4)) as toy:
             toy.served.executor.close_gate()
             first = toy.stub.Generate(request_for([1, 2, 3, 4, 5]))
-            await first.initial_metadata()
+            await eventually(lambda: toy.served.engine.num_open_streams == 1)
             error = await error_of(toy, request_for([1]))
             first.cancel()
         assert reason_of(error) == "QUEUE_FULL"
@@ -290,6 +289,7 @@ def test_request_that_fails_in_the_engine_is_internal_and_the_next_one_is_answer
             toy.served.executor.failing_seq_ids = [1]
             error = await error_of(toy, request_for())
             assert (error.code(), reason_of(error)) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+            assert "x-request-id" not in dict(error.initial_metadata())  # it was never admitted
             answer = await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for()))
         assert answer.token_ids == toy_output(PROMPT, 6)
 

@@ -308,7 +308,7 @@ def test_client_that_goes_while_waiting_is_forgotten() -> None:
         async with connected_toy() as toy:
             toy.served.executor.close_gate()
             call = toy.stub.Generate(request_for())
-            await call.initial_metadata()
+            await eventually(lambda: toy.served.engine.num_open_streams == 1)
             call.cancel()
             await eventually(lambda: toy.served.engine.num_open_streams == 0)
             toy.served.executor.allow(1)
@@ -327,8 +327,7 @@ def test_server_works_on_after_three_hundred_streams_are_killed_at_once() -> Non
             channel = toy.new_channel()
             stub = type(toy.stub)(channel)
             calls = [stub.Generate(request_for([i, 5], max_tokens=50)) for i in range(300)]
-            for call in calls:
-                await call.initial_metadata()
+            await eventually(lambda: toy.served.engine.num_open_streams == len(calls))
             toy.served.executor.allow(1)
             await channel.close()
             await eventually(lambda: toy.served.engine.num_open_streams == 0)
