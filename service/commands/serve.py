@@ -62,8 +62,8 @@ async def _serve(args: Namespace) -> int:
         await term.wait()
         log.info("server.draining", open_streams=model.engine.num_open_streams)
         await server.drain(hurry)
-        is_dead = model.engine.state is EngineState.DEAD
-    log.info("server.stopped")
+    is_dead = model.engine.state is EngineState.DEAD
+    log.info("server.stopped", engine=model.engine.state.value)
     return int(is_dead)
 
 

@@ -5,6 +5,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from typing import Final
 
 from service.clock import Clock
 from service.core.scheduler import Scheduler
@@ -27,6 +28,8 @@ from service.errors import (
     UnserviceableError,
 )
 from service.executor.api import Executor
+
+_WATCH_PERIOD_S: Final = 1.0
 
 
 class Engine:
@@ -163,10 +166,17 @@ class Engine:
         return self._error
 
     async def close(self) -> None:
-        """End open streams and the thread, free the executor. Idempotent."""
+        """End open streams and the thread, free the executor. Idempotent.
+
+        A thread that is stuck in a step is left behind, and the engine dead.
+        """
         self._inbox.close()
-        await asyncio.shield(self._ended)
-        self._thread.join()
+        while not self._ended.done():
+            await asyncio.wait({self._ended}, timeout=_WATCH_PERIOD_S)
+            if not self.is_alive and not self._ended.done():
+                self._end(EngineDeadError(f"a step has taken longer than {self._settings.stuck_after_s:g} s"))
+                return
+        self._thread.join(_WATCH_PERIOD_S)
 
     def check_room(self, num_samples: int, num_ahead: int = 0) -> None:
         """Raise what can be known without a prompt; see EngineClient."""
@@ -223,6 +233,8 @@ class Engine:
             loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: Exception | None) -> None:
+        if self._ended.done():  # `close` did not wait for the thread
+            return
         self._error = error
         self._state = EngineState.STOPPED if error is None else EngineState.DEAD
         self._heartbeat.rest()

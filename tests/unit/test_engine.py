@@ -163,6 +163,24 @@ def test_draining_engine_finishes_what_it_has() -> None:
     run_async(main())
 
 
+def test_close_leaves_a_thread_behind_that_is_stuck_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        monkeypatch.setattr("service.engine.engine._WATCH_PERIOD_S", 0.01)
+        async with served_toy(settings=EngineSettings(stuck_after_s=1e-6)) as toy:
+            toy.executor.close_gate()
+            stream = toy.engine.submit(PROMPT_IDS, GREEDY)
+            await eventually(lambda: not toy.engine.is_alive)
+            await toy.engine.close()
+            assert (toy.engine.state, toy.executor.is_closed) == (EngineState.DEAD, False)
+            with pytest.raises(EngineDeadError):
+                await anext(stream)
+            toy.executor.allow(1)  # a step that ends after all changes nothing
+            await eventually(lambda: toy.executor.is_closed)
+            assert "taken longer than 1e-06 s" in str(await toy.engine.wait_ended())
+
+    run_async(main())
+
+
 def test_idle_engine_runs_no_steps_and_is_alive() -> None:
     async def main() -> None:
         async with served_toy(settings=EngineSettings(stuck_after_s=1e-6)) as toy:
