@@ -13,7 +13,7 @@ from chairlift.inference.v1 import inference_pb2 as pb
 from chairlift.inference.v1 import inference_pb2_grpc as pb_grpc
 
 from service.bench.timeline import UNFINISHED, RequestTimeline
-from service.sim.arrivals import Arrivals
+from service.sim.arrivals import Arrivals, OnOffArrivals
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -35,13 +35,15 @@ class LoadResult:
 def due_times_s(arrivals: Arrivals | None, rate: float, num_requests: int, seed: int) -> list[float]:
     """When each request is due. The last one is due at `num_requests` / `rate`, as in `vllm bench serve`.
 
-    Without `arrivals` all are due at once.
+    Bursts and silences are not scaled to that: they last as long as they are asked to. Without `arrivals` all are due at once.
     """
     if arrivals is None or not num_requests:
         return [0.0] * num_requests
-    times_s = np.array(list(islice(arrivals.times_s(np.random.default_rng(seed)), num_requests)))
-    scaled: list[float] = (times_s * (num_requests / rate / times_s[-1])).tolist()
-    return scaled
+    times_s = list(islice(arrivals.times_s(np.random.default_rng(seed)), num_requests))
+    if isinstance(arrivals, OnOffArrivals) or not times_s[-1]:  # gaps of very bursty arrivals may all be 0
+        return times_s
+    scale = num_requests / rate / times_s[-1]
+    return [time_s * scale for time_s in times_s]
 
 
 async def run_load(

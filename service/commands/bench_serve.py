@@ -185,6 +185,8 @@ def _read_line(line: str, path: Path, number: int) -> _Line:
     request = parsed.request
     if isinstance(request, ChairliftError):
         raise ConfigError(f"{where}: {request}") from request
+    if (request[1].n or 1) > 1:
+        raise ConfigError(f"{where}: n is {request[1].n}, but the metrics are those of one answer to each request")
     try:
         return _Line(request_message(*request), parsed.tenant, arrival_s)
     except ChairliftError as error:

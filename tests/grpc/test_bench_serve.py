@@ -139,6 +139,7 @@ def test_file_of_requests_is_used_in_turn(tmp_path: Path) -> None:
         ('{"prompt": "a", "arrival_s": -1}', ["--arrivals", "trace"], "arrival_s is -1"),
         ('{"prompt": "a", "arrival_s": 1' + 400 * "0" + "}", ["--arrivals", "trace"], r"requests\.jsonl:1: "),
         ('{"prompt": "a", "priority": 11}', [], r"requests\.jsonl:1: priority: 11 .*-10 to 10"),
+        ('{"prompt": "a", "n": 2}', [], r"requests\.jsonl:1: n is 2"),
         ('{"prompt": "a", "stop_token_ids": [-1]}', [], r"requests\.jsonl:1: stop_token_ids: \[-1\]"),
     ],
 )

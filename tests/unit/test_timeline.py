@@ -9,7 +9,7 @@ from service.bench.load import due_times_s
 from service.bench.load_report import html_report, json_report, text_report
 from service.bench.timeline import UNFINISHED, RequestTimeline, load_report
 from service.report.latency_limits import LatencyLimits
-from service.sim.arrivals import PoissonArrivals
+from service.sim.arrivals import GammaArrivals, OnOffArrivals, PoissonArrivals
 from tests.unit.pages import captions, parsed_page
 
 TIMELINES = [
@@ -85,6 +85,18 @@ def test_due_times_end_where_the_rate_says() -> None:
     assert times[-1] == pytest.approx(25.0)
     assert times == due_times_s(PoissonArrivals(4.0), 4.0, 100, seed=1)
     assert due_times_s(None, math.inf, 3, seed=0) == [0.0, 0.0, 0.0]
+
+
+def test_bursts_last_as_long_as_they_are_asked_to() -> None:
+    """4 a second for one second in four: none is due in the three seconds of silence, however many are sent."""
+    for num_requests in (3, 7, 40):
+        times = due_times_s(OnOffArrivals(1.0, on_s=1.0, off_s=3.0), 1.0, num_requests, seed=1)
+        assert len(times) == num_requests
+        assert all(time_s % 4 < 1 for time_s in times)
+
+
+def test_arrivals_so_bursty_that_all_come_at_once_are_due_at_once() -> None:
+    assert due_times_s(GammaArrivals(1.0, 1e-3), 1.0, 1, seed=2) == [0.0]
 
 
 def test_reports_of_a_sweep_say_the_same_in_three_forms() -> None:
