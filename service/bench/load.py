@@ -35,7 +35,8 @@ class LoadResult:
 def due_times_s(arrivals: Arrivals | None, rate: float, num_requests: int, seed: int) -> list[float]:
     """When each request is due. The last one is due at `num_requests` / `rate`, as in `vllm bench serve`.
 
-    Bursts and silences are not scaled to that: they last as long as they are asked to. Without `arrivals` all are due at once.
+    Bursts and silences are not scaled to that: they last as long as they are asked to. Without `arrivals` all are due
+    at once.
     """
     if arrivals is None or not num_requests:
         return [0.0] * num_requests
