@@ -12,6 +12,7 @@ from graphs.channel_store import ChannelStore, calibrate
 from graphs.decoder import GraphKind, build_decoder
 from graphs.decoder_weights import WeightStore, store_decoder
 from graphs.errors import ExportError
+from graphs.fingerprint import source_fingerprint
 from graphs.gguf_tokenizer import write_tokenizer
 from graphs.manifest import (
     CHAT_TEMPLATE_NAME,
@@ -108,7 +109,8 @@ def write_graphs(source: TensorSource, folder: Path, weight_format: str, progres
 
 def _describe(source: TensorSource, folder: Path, weight_format: str) -> Manifest:
     names = [*REQUIRED_FILES, *([CHAT_TEMPLATE_NAME] if (folder / CHAT_TEMPLATE_NAME).is_file() else [])]
-    origin = {"name": source.path.name} | ({"dtype": source.dtype} if source.dtype else {})
+    origin = {"name": source.path.resolve().name, "fingerprint": source_fingerprint(source.path)}
+    origin |= {"dtype": source.dtype} if source.dtype else {}
     if source.path.is_file():
         with source.path.open("rb") as file:
             origin["sha256"] = file_digest(file, "sha256").hexdigest()

@@ -76,7 +76,7 @@ class Manifest:
     model: ModelInfo
     weight_format: str  # one of WEIGHT_FORMATS
     files: Mapping[str, FileRecord]  # by file name, the manifest itself excluded
-    source: Mapping[str, str] = field(default_factory=dict)  # where the weights came from: name, sha256, dtype
+    source: Mapping[str, str] = field(default_factory=dict)  # where the weights came from
     tools: Mapping[str, str] = field(default_factory=dict)  # versions of what wrote the folder
     format_version: int = FORMAT_VERSION
 

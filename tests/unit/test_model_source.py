@@ -1,5 +1,6 @@
 """What `--model` names: a model folder, or a source that is exported once, in a format that suits the device."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,3 +32,28 @@ def test_a_model_folder_is_itself_whatever_the_device_unless_other_weights_are_a
     assert folder == model_folder(folder, None, "cuda")
     with pytest.raises(ConfigError, match="holds float32 weights, not int8"):
         model_folder(folder, "int8", "cpu")
+
+
+def test_a_source_that_has_changed_is_exported_again_whatever_its_time(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "tiny")
+    folder = model_folder(source, "float32", "cpu")
+    written = (folder / "weights.bin").stat().st_ino
+    state = (source / "config.json").stat()
+    with (source / "config.json").open("a") as config:
+        config.write("\n")
+    os.utime(source / "config.json", ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert folder == model_folder(source, "float32", "cpu")
+    assert written != (folder / "weights.bin").stat().st_ino
+
+
+def test_an_export_of_another_source_is_neither_used_nor_replaced(tmp_path: Path) -> None:
+    folder = model_folder(write_source(tmp_path / "tiny"), "float32", "cpu")
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"tiny-float32: was exported from tiny, not from tiny\.gguf"):
+        model_folder(tmp_path / "tiny.gguf", "float32", "cpu")
+    assert folder == model_folder(tmp_path / "tiny", "float32", "cpu")
+
+
+def test_a_source_may_be_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(write_source(tmp_path / "tiny"))
+    assert model_folder(Path(), "float32", "cpu") == tmp_path / "tiny-float32"
