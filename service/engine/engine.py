@@ -136,8 +136,7 @@ class Engine:
                     fork_of=streams[0].seq_id if streams else None,
                 )
                 self._inbox.submit(request)
-                stream = TokenStream(request.seq_id, len(prompt_token_ids), self._settings.max_pending_tokens)
-                stream.submitted_ns = now_ns
+                stream = self._new_stream(request)
                 self._router.open(stream)
                 streams.append(stream)
         except ChairliftError:
@@ -192,6 +191,13 @@ class Engine:
         if num_waiting + num_samples > max_requests:
             message = f"{num_waiting} requests wait already, of {max_requests} that may"
             raise OverloadedError(message, self._router.retry_after_s)
+
+    def _new_stream(self, request: Request) -> TokenStream:
+        interval_ns = round(self._settings.stream_interval_ms * 1e6)
+        num_prompt_tokens = len(request.prompt_token_ids)
+        stream = TokenStream(request.seq_id, num_prompt_tokens, self._settings.max_pending_tokens, interval_ns)
+        stream.submitted_ns = request.arrival_ns
+        return stream
 
     def _check_may_submit(self, prompt_token_ids: Int32Array, samplings: Sequence[SamplingParams]) -> None:
         limits, settings, router = self._executor.limits, self._settings, self._router

@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class EngineSettings(BaseModel):
-    """Limits of the queue, of a stream's backlog and of retries."""
+    """Limits of the queue, of a stream's backlog and pace, and of retries."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -16,6 +16,12 @@ class EngineSettings(BaseModel):
     )
     max_pending_tokens: int = Field(
         default=4096, ge=1, le=1 << 30, description="tokens held for a client that reads too slowly"
+    )
+    stream_interval_ms: float = Field(
+        default=0.0,
+        ge=0,
+        le=1000,
+        description="least time between messages of one stream, whose tokens gather; 0: every token at once",
     )
     max_step_retries: int = Field(
         default=3, ge=0, le=16, description="retries in a row of a step after a transient error"

@@ -20,11 +20,13 @@ class TokenBatch:
 class TokenStream:
     """An async iterator of TokenBatch, for one reader. Lives on the event loop's thread alone.
 
-    A reader that is quick gets every token at once; one that lags gets what gathered meanwhile in one batch. Ends
-    after the batch that carries a finish reason, or raises the error that ended the sequence.
+    A reader that is quick gets every token at once; one that lags gets what gathered meanwhile in one batch. With an
+    interval, tokens gather for at least so long after each batch: a step's tokens then go out with those before them,
+    but for the first token, the last one, and those that fill the bound. Ends after the batch that carries a finish
+    reason, or raises the error that ended the sequence.
     """
 
-    def __init__(self, seq_id: int, num_prompt_tokens: int, max_pending_tokens: int) -> None:
+    def __init__(self, seq_id: int, num_prompt_tokens: int, max_pending_tokens: int, interval_ns: int = 0) -> None:
         self.seq_id = seq_id
         self.num_prompt_tokens = num_prompt_tokens
         self.num_cached_prompt_tokens = 0  # that were not computed, but found: known from the first token on
@@ -32,6 +34,9 @@ class TokenStream:
         self.first_token_ns = 0  # 0 until there is one
         self.last_token_ns = 0
         self._max_pending_tokens = max_pending_tokens
+        self._interval_ns = interval_ns
+        self._due_ns = 0  # when the next batch may go out
+        self._is_due = False
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._finish_reason = FinishReason.NONE
@@ -50,7 +55,9 @@ class TokenStream:
         if logprobs is not None:
             self._logprobs.append(logprobs)
         self._finish_reason = finish_reason
-        self._wake()
+        if now_ns >= self._due_ns or self.has_ended or len(self._token_ids) >= self._max_pending_tokens:
+            self._is_due = True
+            self._wake()
 
     def fail(self, error: Exception) -> None:
         """End the stream with `error`, unless it has ended already. Pending tokens are dropped."""
@@ -73,7 +80,7 @@ class TokenStream:
         """The next batch, as soon as there is one."""
         if self._is_over:
             raise StopAsyncIteration
-        while not self._token_ids and self._error is None:
+        while not self._is_due and self._error is None:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         if self._error is not None:
@@ -82,6 +89,7 @@ class TokenStream:
         self._is_over = self._finish_reason is not FinishReason.NONE
         batch = TokenBatch(self._token_ids, self._logprobs, self._finish_reason)
         self._token_ids, self._logprobs = [], []
+        self._is_due, self._due_ns = False, self.last_token_ns + self._interval_ns
         return batch
 
     def _wake(self) -> None:

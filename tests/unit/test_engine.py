@@ -23,7 +23,17 @@ from service.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from tests.doubles import LIMITS, PROMPT, GatedExecutor, NullObserver, eventually, run_async, served_toy, toy_output
+from tests.doubles import (
+    LIMITS,
+    PROMPT,
+    GatedExecutor,
+    ManualClock,
+    NullObserver,
+    eventually,
+    run_async,
+    served_toy,
+    toy_output,
+)
 
 PROMPT_IDS = np.array(PROMPT, np.int32)
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
@@ -247,6 +257,20 @@ def test_slow_reader_is_ended_and_its_blocks_are_free() -> None:
             toy.executor.allow(1)
             await eventually(lambda: toy.has_all_blocks_free and not toy.scheduler.has_work)
             assert toy.executor.num_steps <= 4
+
+    run_async(main())
+
+
+def test_tokens_within_the_stream_interval_come_together() -> None:
+    async def main() -> None:
+        async with served_toy(settings=EngineSettings(stream_interval_ms=1e-5), clock=ManualClock()) as toy:
+            toy.executor.close_gate()
+            stream = toy.engine.submit(PROMPT_IDS, SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
+            toy.executor.allow(1)
+            first = await anext(stream)
+            toy.executor.allow(3)
+            rest = await anext(stream)
+            assert [first.token_ids, rest.token_ids] == [toy_output(PROMPT, 4)[:1], toy_output(PROMPT, 4)[1:]]
 
     run_async(main())
 

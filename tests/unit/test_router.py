@@ -25,11 +25,11 @@ def delta(
 class Setup:
     """A router with streams 1 and 2 open."""
 
-    def __init__(self, max_pending_tokens: int = 100) -> None:
+    def __init__(self, max_pending_tokens: int = 100, interval_ns: int = 0) -> None:
         self.clock = ManualClock()
         self.abandoned: list[int] = []
         self.router = OutputRouter(asyncio.get_running_loop(), self.clock, self.abandoned.append)
-        self.streams = {seq_id: TokenStream(seq_id, 10 * seq_id, max_pending_tokens) for seq_id in (1, 2)}
+        self.streams = {seq_id: TokenStream(seq_id, 10 * seq_id, max_pending_tokens, interval_ns) for seq_id in (1, 2)}
         for stream in self.streams.values():
             self.router.open(stream)
 
@@ -137,6 +137,55 @@ def test_lagging_reader_fails_one_token_past_the_bound_and_its_sequence_is_aband
             await anext(setup.streams[1])
         assert setup.abandoned == [1]
         assert (await anext(setup.streams[2])).token_ids == [0, 1, 2]
+
+    run_async(main())
+
+
+def test_tokens_gather_for_the_interval_but_the_first_the_last_and_those_that_fill_the_bound() -> None:
+    """A token every 3 ns, an interval of 7: after the first, the third one on is due each time."""
+
+    async def main() -> None:
+        setup = Setup(interval_ns=7)
+        stream, batches = setup.streams[1], []
+
+        async def read() -> None:
+            batches.extend([batch.token_ids async for batch in stream])
+
+        reading = asyncio.create_task(read())
+        for token_id in range(8):
+            setup.clock.time_ns += 3
+            await setup.publish((1, token_id, LENGTH if token_id == 7 else GO_ON))
+            await asyncio.sleep(0)
+        await reading
+        assert batches == [[0], [1, 2, 3], [4, 5, 6], [7]]
+
+    run_async(main())
+
+
+def test_an_interval_never_holds_more_than_the_bound() -> None:
+    async def main() -> None:
+        setup = Setup(max_pending_tokens=2, interval_ns=1000)
+        await setup.publish((1, 0, GO_ON))
+        assert (await anext(setup.streams[1])).token_ids == [0]
+        reading = asyncio.ensure_future(anext(setup.streams[1]))
+        await setup.publish((1, 1, GO_ON))
+        assert not reading.done()
+        await setup.publish((1, 2, GO_ON))
+        assert (await reading).token_ids == [1, 2]
+
+    run_async(main())
+
+
+def test_an_error_does_not_wait_for_the_interval() -> None:
+    async def main() -> None:
+        setup = Setup(interval_ns=1000)
+        await setup.publish((1, 0, GO_ON))
+        await anext(setup.streams[1])
+        await setup.publish((1, 1, GO_ON))
+        setup.router.fail(1, ExecutorError("x"))
+        await asyncio.sleep(0)
+        with pytest.raises(ExecutorError):
+            await anext(setup.streams[1])
 
     run_async(main())
 
