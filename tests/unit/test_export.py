@@ -9,6 +9,7 @@ import pytest
 
 from graphs.errors import ExportError
 from graphs.export import export_model
+from graphs.fingerprint import source_fingerprint
 from graphs.manifest import WEIGHT_FORMATS, Manifest
 from tests.unit.tiny_export import write_source
 from tests.unit.tiny_models import hf_tensors, tiny_config, write_hf
@@ -36,7 +37,7 @@ def test_every_format_exports_verifies_and_loads(tmp_path: Path, source: Path, w
     assert manifest == result.manifest
     assert manifest.weight_format == weight_format
     assert (manifest.model.vocab_size, manifest.model.num_layers, manifest.model.eos_token_ids) == (256, 2, (2,))
-    assert manifest.source == {"name": "tiny", "dtype": "float32"}
+    assert manifest.source == {"name": "tiny", "fingerprint": source_fingerprint(source), "dtype": "float32"}
     assert {"onnx", "numpy"} <= set(manifest.tools)
     assert result.verification.num_tokens > 40
     if weight_format == "float32":
