@@ -60,10 +60,13 @@ int enqueued(const void* stream) {
   return stream == &g_recorded ? kSuccess : kInvalidValue;
 }
 
-int capability() {
-  const char* chosen = std::getenv("STUB_CAPABILITY");
-  return chosen ? std::atoi(chosen) : 90;
+// A number that the process was given in its environment.
+int chosen(const char* name, int otherwise) {
+  const char* number = std::getenv(name);
+  return number ? std::atoi(number) : otherwise;
 }
+
+int capability() { return chosen("STUB_CAPABILITY", 90); }
 
 }  // namespace
 
@@ -71,7 +74,7 @@ extern "C" {
 
 int cuGetExportTable(const void**, const void*) { return kInvalidValue; }
 int cuInit(unsigned) { return kSuccess; }
-int cuDriverGetVersion(int* version) { return *version = 13000, kSuccess; }
+int cuDriverGetVersion(int* version) { return *version = chosen("STUB_DRIVER_VERSION", 13000), kSuccess; }
 int cuDeviceGetCount(int* count) { return *count = 1, kSuccess; }
 int cuDeviceGet(int* device, int) { return *device = 0, result(" cuDeviceGet "); }
 int cuDeviceGetName(char* name, int length, int) { return std::strncpy(name, "stub", length), kSuccess; }

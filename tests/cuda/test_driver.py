@@ -60,19 +60,22 @@ def test_what_cannot_be_given_back_does_not_keep_the_rest(with_stub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "message"),
+    ("changed", "message"),
     [
-        ("75", "the GPU has compute capability 7.5, and kernels take 8.0"),
         (
-            "100",
+            {"STUB_DRIVER_VERSION": "12080"},
+            "the NVIDIA driver is for CUDA 12.8, and 13.0 is needed: driver 580 or newer",
+        ),
+        ({"STUB_CAPABILITY": "75"}, "the GPU has compute capability 7.5, and kernels take 8.0"),
+        (
+            {"STUB_CAPABILITY": "100"},
             f"the GPU has compute capability 10.0, which onnxruntime-gpu {ort.__version__} has no machine code for, "
             "only for sm_120a, sm_75, sm_80, sm_86, sm_89, sm_90a",
         ),
     ],
 )
-def test_cards_that_no_model_runs_on_are_refused_in_one_line(with_stub, tiny_float16, capability, message) -> None:
-    environment = with_stub | {"STUB_CAPABILITY": capability}
-    result = run(environment, "service.cli", "serve", "--model", tiny_float16, "--device", "cuda", "--port", 0)
+def test_what_no_model_runs_on_is_refused_in_one_line(with_stub, tiny_float16, changed, message) -> None:
+    result = run(with_stub | changed, "service.cli", "serve", "--model", tiny_float16, "--device", "cuda", "--port", 0)
     expected = f"chairlift serve: device: cuda cannot be used: {message}\n"
     assert (2, expected, "") == (result.returncode, result.stderr, result.stdout)
 

@@ -15,6 +15,7 @@ from service.errors import ConfigError
 CUDA_PROVIDER: Final = "CUDAExecutionProvider"
 _DRIVER_LIBRARY: Final = "libcuda.so.1"
 _MIN_CAPABILITY: Final = (8, 0)  # of cuda/*.cu
+_MIN_DRIVER: Final = 13000  # CUDA 13.0: the forms that its functions have here, and what ONNX Runtime's wheel is for
 _CAPABILITY_ATTRIBUTES: Final = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 PROVIDER_ARCHITECTURES: Final[Mapping[str, frozenset[str]]] = {
     "1.31.1": frozenset({"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_120a"})
@@ -77,6 +78,10 @@ def _missing() -> str | None:
     code = library.cuInit(0)
     if code != 0:
         return f"the NVIDIA driver finds no usable GPU: cuInit reports error {code}"
+    version = ctypes.c_int(0)
+    if library.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value < _MIN_DRIVER:
+        found = f"{version.value // 1000}.{version.value % 1000 // 10}"
+        return f"the NVIDIA driver is for CUDA {found}, and 13.0 is needed: driver 580 or newer"
     count = ctypes.c_int(0)
     code = library.cuDeviceGetCount(ctypes.byref(count))
     if code != 0 or count.value < 1:
