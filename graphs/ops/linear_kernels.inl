@@ -77,25 +77,20 @@ CHAIRLIFT_INLINE void multiply(const Tile& tile, int32_t* sums) {
   for (int r = 0; r < kRows; ++r) dot_store(sums + r * kVectors * kDotColumns, acc[r]);
 }
 
-// Sums become floats. Multiplications and additions are separately rounded, in a fixed order.
-CHAIRLIFT_INLINE void rescale(const LinearCall& call, int64_t row, int64_t column, const int32_t* sums,
-                              int64_t num_columns) {
-  const RowParams& params = call.params[row];
+// The sums of one row's tile become floats. Multiplications and additions are separately rounded, in a fixed order.
+CHAIRLIFT_INLINE void rescale(const RowParams& params, const Columns& columns, const int32_t* sums, int num_columns,
+                              float* y) {
   const Vec row_scale = set1(params.scale);
   const Words zero_point = words(static_cast<uint32_t>(static_cast<int32_t>(params.zero_point) - kDotOffset));
-  const Columns& columns = call.columns;
-  float* y = call.y + row * call.out_features + column;
-  for (int64_t i = 0; i < num_columns; i += kLanes) {
-    const int lanes = static_cast<int>(num_columns - i < kLanes ? num_columns - i : kLanes);
+  for (int i = 0; i < num_columns; i += kLanes) {
+    const int lanes = num_columns - i < kLanes ? num_columns - i : kLanes;
     const bool is_whole = lanes == kLanes;
-    const Words column_sums = is_whole ? load_words(columns.sum + column + i)
-                                       : load_words_partial(columns.sum + column + i, lanes);
-    const Vec column_scale =
-        is_whole ? load(columns.scale + column + i) : load_partial(columns.scale + column + i, lanes);
+    const Words column_sums = is_whole ? load_words(columns.sum + i) : load_words_partial(columns.sum + i, lanes);
+    const Vec column_scale = is_whole ? load(columns.scale + i) : load_partial(columns.scale + i, lanes);
     const Vec sum = to_float(sub(load_words(sums + i), mul(zero_point, column_sums)));
     Vec result = mul(mul(row_scale, column_scale), sum);
     if (columns.bias != nullptr) {
-      result = add(result, is_whole ? load(columns.bias + column + i) : load_partial(columns.bias + column + i, lanes));
+      result = add(result, is_whole ? load(columns.bias + i) : load_partial(columns.bias + i, lanes));
     }
     if (is_whole) {
       store(y + i, result);
@@ -108,12 +103,21 @@ CHAIRLIFT_INLINE void rescale(const LinearCall& call, int64_t row, int64_t colum
 // All columns of a tile for one strip.
 template <int kRows, int kVectors>
 CHAIRLIFT_INLINE void compute_tile(const LinearCall& call, int64_t row, int64_t column, const Tile& tile) {
-  constexpr int64_t kColumns = kVectors * kDotColumns;
+  constexpr int kColumns = kVectors * kDotColumns;
   alignas(64) int32_t sums[kRows * kColumns];
   multiply<kRows, kVectors>(tile, sums);
-  const int64_t left = call.out_features - column;
-  const int64_t num_columns = left < kColumns ? left : kColumns;
-  for (int r = 0; r < kRows; ++r) rescale(call, row + r, column, sums + r * kColumns, num_columns);
+  // Copies, which what is stored cannot change.
+  const RowParams* params = call.params + row;
+  const int64_t width = call.out_features;
+  float* y = call.y + row * width + column;
+  const float* bias = call.columns.bias == nullptr ? nullptr : call.columns.bias + column;
+  const Columns columns{call.columns.scale + column, call.columns.sum + column, bias};
+  if (width - column >= kColumns) {
+    for (int r = 0; r < kRows; ++r) rescale(params[r], columns, sums + r * kColumns, kColumns, y + r * width);
+  } else {
+    const int left = static_cast<int>(width - column);
+    for (int r = 0; r < kRows; ++r) rescale(params[r], columns, sums + r * kColumns, left, y + r * width);
+  }
 }
 
 // Strips of nearly equal height: one of a single row would read all weights for little work.
