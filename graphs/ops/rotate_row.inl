@@ -50,10 +50,24 @@ struct Range {
   Vec high = zero();
   Vec poison = zero();  // 0 * x is NaN for NaN and the infinities
 
-  __attribute__((always_inline)) void include(Vec v) {
-    low = min(v, low);
-    high = max(v, high);
-    poison = fma(v, zero(), poison);
+  // n, a power of two, vectors at once, as a tree: one after the other, each of a row's would wait for the one before.
+  template <int n>
+  __attribute__((always_inline)) void include(const Vec (&v)[n]) {
+    Vec lows[n], highs[n], poisons[n];
+    for (int i = 0; i < n; ++i) {
+      lows[i] = highs[i] = v[i];
+      poisons[i] = mul(v[i], zero());
+    }
+    for (int half = n / 2; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i) {
+        lows[i] = min(lows[i], lows[i + half]);
+        highs[i] = max(highs[i], highs[i + half]);
+        poisons[i] = add(poisons[i], poisons[i + half]);
+      }
+    }
+    low = min(lows[0], low);
+    high = max(highs[0], high);
+    poison = add(poisons[0], poison);
   }
 };
 
@@ -71,15 +85,15 @@ CHAIRLIFT_INLINE void transform(Vec v[kRadix]) {
 }
 
 // log2(kRadix) stages of the transform of a row, the first ones: between runs of `inner` neighbouring channels, from
-// what `produce(channel, lanes)` yields to what `consume(channel, lanes, v)` takes.
-template <int kRadix, class Produce, class Consume>
+// what `produce(channel, lanes)` yields to what `consume(channel, inner, lanes, v)` takes, `inner` channels apart.
+template <int kRadix, bool kIsRotated = true, class Produce, class Consume>
 CHAIRLIFT_INLINE void first_stages(int64_t width, const Produce& produce, const Consume& consume) {
   const int64_t inner = width / kRadix;
   for_overlapping_vectors(inner, [&](int64_t i, int lanes) __attribute__((always_inline)) {
     Vec v[kRadix];
     for (int r = 0; r < kRadix; ++r) v[r] = produce(r * inner + i, lanes);
-    transform<kRadix>(v);
-    for (int r = 0; r < kRadix; ++r) consume(r * inner + i, lanes, v[r]);
+    if constexpr (kIsRotated) transform<kRadix>(v);
+    consume(i, inner, lanes, v);
   });
 }
 
@@ -99,10 +113,11 @@ CHAIRLIFT_INLINE Range narrow_stages(float* x, int64_t width, int64_t inner) {
     for (int r = 0; r < kRadix; ++r) {
       for (int j = 0; j < kVectors; ++j) {
         const bool is_last = j == kVectors - 1;
-        range.include(is_last ? keep_lanes(v[j][r], last_lanes) : v[j][r]);
         store_lanes(group + r * inner + j * kLanes, v[j][r], is_last && r == kRadix - 1 ? last_lanes : kLanes);
+        if (is_last) v[j][r] = keep_lanes(v[j][r], last_lanes);
       }
     }
+    for (int j = 0; j < kVectors; ++j) range.include(v[j]);
   }
   return range;
 }
@@ -115,10 +130,8 @@ CHAIRLIFT_INLINE Range wide_stages(float* x, int64_t width, int64_t inner) {
       Vec v[kRadix];
       for (int r = 0; r < kRadix; ++r) v[r] = load_lanes(group + r * inner + i, lanes);
       transform<kRadix>(v);
-      for (int r = 0; r < kRadix; ++r) {
-        range.include(v[r]);
-        store_lanes(group + r * inner + i, v[r], lanes);
-      }
+      for (int r = 0; r < kRadix; ++r) store_lanes(group + r * inner + i, v[r], lanes);
+      range.include(v);
     });
   }
   return range;
@@ -151,14 +164,22 @@ CHAIRLIFT_INLINE float rotation_factor(int64_t rotation) {
 template <class Produce>
 CHAIRLIFT_INLINE Range rotate(const QuantizedRow& out, const Produce& produce) {
   Range range;
-  const auto put = [&](int64_t i, int lanes, Vec v) __attribute__((always_inline)) {
-    store_lanes(out.scratch + i, v, lanes);
+  const auto put = [&](int64_t i, int64_t inner, int lanes, const auto& v) __attribute__((always_inline)) {
+    int64_t channel = i;
+    for (const Vec& run : v) {
+      store_lanes(out.scratch + channel, run, lanes);
+      channel += inner;
+    }
   };
-  const auto put_last = [&](int64_t i, int lanes, Vec v) __attribute__((always_inline)) {
+  const auto put_last = [&](int64_t i, int64_t inner, int lanes, const auto& v) __attribute__((always_inline)) {
+    put(i, inner, lanes, v);
     range.include(v);
-    put(i, lanes, v);
   };
-  if (out.rotation <= 1) first_stages<1>(out.width, produce, put_last);
+  if (out.rotation <= 1 && out.width % 4 == 0) {
+    first_stages<4, false>(out.width, produce, put_last);
+  } else if (out.rotation <= 1) {
+    first_stages<1>(out.width, produce, put_last);
+  }
   if (out.rotation == 2) first_stages<2>(out.width, produce, put_last);
   if (out.rotation == 4) first_stages<4>(out.width, produce, put_last);
   if (out.rotation == 8) first_stages<8>(out.width, produce, put_last);

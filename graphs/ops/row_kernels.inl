@@ -22,17 +22,25 @@ void quantize_scratch(const QuantizedRow& out, const Range& range) {
   const Vec factor = set1(1.0f / scale);
   const Vec zero_point = min(max(round(mul(set1(-low), factor)), zero()), top);
   *out.params = {scale, reduce_max(zero_point)};
-  for_vectors(out.width, [&](int64_t i, int lanes) __attribute__((always_inline)) {
-    const Vec steps = add(round(mul(load_lanes(out.scratch + i, lanes), factor)), zero_point);
-    const Vec clamped = min(max(steps, zero()), top);
-    if (lanes == kLanes) {
-      store_u8(out.q + i, clamped);
-    } else {
-      uint8_t rest[kLanes];
-      store_u8(rest, clamped);
-      std::memcpy(out.q + i, rest, static_cast<size_t>(lanes));
-    }
-  });
+  const Words offset = round_words(zero_point);
+  const auto steps = [&](int64_t i, int lanes) __attribute__((always_inline)) {
+    return add(round_words(mul(load_lanes(out.scratch + i, lanes), factor)), offset);
+  };
+  constexpr int kBytes = 4 * kLanes;  // stored at a time
+  int64_t i = 0;
+  Words four[4];
+  for (; i + kBytes <= out.width; i += kBytes) {
+    for (int v = 0; v < 4; ++v) four[v] = steps(i + v * kLanes, kLanes);
+    store_bytes(out.q + i, four);
+  }
+  if (i == out.width) return;
+  for (int v = 0; v < 4; ++v) {
+    const int64_t left = out.width - i - v * kLanes;
+    four[v] = left > 0 ? steps(i + v * kLanes, static_cast<int>(left < kLanes ? left : kLanes)) : offset;
+  }
+  uint8_t rest[kBytes];
+  store_bytes(rest, four);
+  std::memcpy(out.q + i, rest, static_cast<size_t>(out.width - i));
 }
 
 // Normalises `x` by its mean square, rotates and quantises it.

@@ -11,7 +11,7 @@
 //   select_less(a, b, x, y) = a < b ? x : y
 //   reduce_add reduce_max reduce_min                   fixed order: the same bits every time
 //   load_f16(p) store_f16(p, v) load_i8(p) load_u8(p) load_i32(p)     to and from float
-//   store_i8(p, v) store_u8(p, v)                      whole numbers within the type's range
+//   store_i8(p, v)                                     whole numbers within the type's range
 //   scale_by_power(v, n) = v * 2^n for whole n <= 127; 0 for n < -126
 //   transpose(rows[kLanes])                            in place
 //   exp(v)                                             2 ulp; 0 below -87.33, clamped above 88.37

@@ -80,10 +80,6 @@ CHAIRLIFT_INLINE void store_i8(int8_t* p, Vec v) {
   const __m128i shorts = to_i16(v);
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(shorts, shorts));
 }
-CHAIRLIFT_INLINE void store_u8(uint8_t* p, Vec v) {
-  const __m128i shorts = to_i16(v);
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(shorts, shorts));
-}
 
 // Rows become columns: 4 x 4 blocks within 128 bits, then the blocks.
 CHAIRLIFT_INLINE void transpose(Vec (&r)[kLanes]) {

@@ -64,9 +64,6 @@ CHAIRLIFT_INLINE Vec load_i32(const int32_t* p) { return _mm512_cvtepi32_ps(_mm5
 CHAIRLIFT_INLINE void store_i8(int8_t* p, Vec v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
 }
-CHAIRLIFT_INLINE void store_u8(uint8_t* p, Vec v) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtusepi32_epi8(_mm512_cvtps_epi32(v)));
-}
 
 // Rows become columns: 4 x 4 blocks within 128 bits, then the blocks.
 CHAIRLIFT_INLINE void transpose(Vec (&r)[kLanes]) {

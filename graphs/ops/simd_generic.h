@@ -111,9 +111,6 @@ CHAIRLIFT_INLINE Vec load_i32(const int32_t* p) { CHAIRLIFT_EACH_LANE(static_cas
 CHAIRLIFT_INLINE void store_i8(int8_t* p, Vec a) {
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(static_cast<int32_t>(a.v[i]));
 }
-CHAIRLIFT_INLINE void store_u8(uint8_t* p, Vec a) {
-  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<uint8_t>(static_cast<int32_t>(a.v[i]));
-}
 
 // Rows become columns.
 CHAIRLIFT_INLINE void transpose(Vec (&r)[kLanes]) {

@@ -67,11 +67,6 @@ CHAIRLIFT_INLINE void store_i8(int8_t* p, Vec v) {
   const int32_t word = vget_lane_s32(vreinterpret_s32_s8(vqmovn_s16(vcombine_s16(shorts, shorts))), 0);
   std::memcpy(p, &word, sizeof(word));
 }
-CHAIRLIFT_INLINE void store_u8(uint8_t* p, Vec v) {
-  const int16x4_t shorts = vqmovn_s32(vcvtnq_s32_f32(v));
-  const uint32_t word = vget_lane_u32(vreinterpret_u32_u8(vqmovun_s16(vcombine_s16(shorts, shorts))), 0);
-  std::memcpy(p, &word, sizeof(word));
-}
 
 // Rows become columns.
 CHAIRLIFT_INLINE void transpose(Vec (&r)[kLanes]) {

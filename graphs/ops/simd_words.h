@@ -5,6 +5,9 @@
 //   add sub mul xor_words shift_right<n>               lane by lane; mul yields the low half
 //   mul_wide(a, b, &high, &low)                        all 64 bits of the unsigned products
 //   to_float(v)                                        of signed words
+//   round_words(v)                                     of floats, to the nearest, half to even, as signed words
+//   store_bytes(p, w)                                  signed words w[0..4), one vector after the other, as 4 * kLanes
+//                                                      bytes; within int16, from there saturated to 0 to 255
 //   less_mask(a, b)                                    bit i: a[i] < b[i]
 //   keep_lanes(v, n)                                   zero but for the first n <= kLanes lanes
 //   lane_numbers()                                     0, 1, ..., kLanes - 1

@@ -26,6 +26,7 @@ CHAIRLIFT_INLINE void mul_wide(Words a, Words b, Words* high, Words* low) {
   *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
 }
 CHAIRLIFT_INLINE Vec to_float(Words a) { return _mm256_cvtepi32_ps(a); }
+CHAIRLIFT_INLINE Words round_words(Vec a) { return _mm256_cvtps_epi32(a); }
 CHAIRLIFT_INLINE uint32_t less_mask(Vec a, Vec b) {
   return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)));
 }
@@ -67,5 +68,10 @@ CHAIRLIFT_INLINE void interleave_quads(Words w[4]) {
   w[3] = _mm256_unpackhi_epi64(c, d);
 }
 CHAIRLIFT_INLINE Words quad_order() { return _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7); }
+// Packing yields four bytes of each vector in turn, within each 128-bit part.
+CHAIRLIFT_INLINE void store_bytes(uint8_t* p, const Words (&w)[4]) {
+  const Words bytes = _mm256_packus_epi16(_mm256_packs_epi32(w[0], w[1]), _mm256_packs_epi32(w[2], w[3]));
+  store_words(p, _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+}
 
 }  // namespace chairlift::CHAIRLIFT_SIMD_NS

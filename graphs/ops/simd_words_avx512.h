@@ -24,6 +24,7 @@ CHAIRLIFT_INLINE void mul_wide(Words a, Words b, Words* high, Words* low) {
   *low = _mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
 }
 CHAIRLIFT_INLINE Vec to_float(Words a) { return _mm512_cvtepi32_ps(a); }
+CHAIRLIFT_INLINE Words round_words(Vec a) { return _mm512_cvtps_epi32(a); }
 CHAIRLIFT_INLINE uint32_t less_mask(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 CHAIRLIFT_INLINE void pack_store(float* p, Vec v, uint32_t mask) {
   _mm512_storeu_ps(p, _mm512_maskz_compress_ps(static_cast<__mmask16>(mask), v));
@@ -47,5 +48,10 @@ CHAIRLIFT_INLINE void interleave_quads(Words w[4]) {
   w[3] = _mm512_unpackhi_epi64(c, d);
 }
 CHAIRLIFT_INLINE Words quad_order() { return _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15); }
+// Packing yields four bytes of each vector in turn, within each 128-bit part.
+CHAIRLIFT_INLINE void store_bytes(uint8_t* p, const Words (&w)[4]) {
+  const Words bytes = _mm512_packus_epi16(_mm512_packs_epi32(w[0], w[1]), _mm512_packs_epi32(w[2], w[3]));
+  store_words(p, _mm512_permutexvar_epi32(quad_order(), bytes));
+}
 
 }  // namespace chairlift::CHAIRLIFT_SIMD_NS

@@ -44,6 +44,12 @@ CHAIRLIFT_INLINE Vec to_float(Words a) {
   for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<float>(static_cast<int32_t>(a.v[i]));
   return r;
 }
+CHAIRLIFT_INLINE Words round_words(Vec a) {
+  const Vec rounded = round(a);
+  Words r;
+  for (int i = 0; i < kLanes; ++i) r.v[i] = static_cast<uint32_t>(static_cast<int32_t>(rounded.v[i]));
+  return r;
+}
 CHAIRLIFT_INLINE uint32_t less_mask(Vec a, Vec b) {
   uint32_t mask = 0;
   for (int i = 0; i < kLanes; ++i) mask |= static_cast<uint32_t>(a.v[i] < b.v[i]) << i;
@@ -66,6 +72,12 @@ CHAIRLIFT_INLINE void interleave_quads(Words w[4]) {
   for (int i = 0; i < 4 * kLanes; ++i) w[i / kLanes].v[i % kLanes] = in[i % 4].v[i / 4];
 }
 CHAIRLIFT_INLINE Words quad_order() { return lane_numbers(); }
+CHAIRLIFT_INLINE void store_bytes(uint8_t* p, const Words (&w)[4]) {
+  for (int i = 0; i < 4 * kLanes; ++i) {
+    const int32_t word = static_cast<int32_t>(w[i / kLanes].v[i % kLanes]);
+    p[i] = static_cast<uint8_t>(word < 0 ? 0 : word > 255 ? 255 : word);
+  }
+}
 #undef CHAIRLIFT_EACH_WORD
 
 }  // namespace chairlift::CHAIRLIFT_SIMD_NS

@@ -28,6 +28,7 @@ CHAIRLIFT_INLINE void mul_wide(Words a, Words b, Words* high, Words* low) {
   *high = vuzp2q_u32(first, second);
 }
 CHAIRLIFT_INLINE Vec to_float(Words a) { return vcvtq_f32_s32(vreinterpretq_s32_u32(a)); }
+CHAIRLIFT_INLINE Words round_words(Vec a) { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a)); }
 CHAIRLIFT_INLINE uint32_t less_mask(Vec a, Vec b) {
   const uint32x4_t bits = {1, 2, 4, 8};
   return vaddvq_u32(vandq_u32(vcltq_f32(a, b), bits));
@@ -67,5 +68,11 @@ CHAIRLIFT_INLINE void interleave_quads(Words w[4]) {
   w[3] = vzip2q_u32(c, d);
 }
 CHAIRLIFT_INLINE Words quad_order() { return lane_numbers(); }
+CHAIRLIFT_INLINE void store_bytes(uint8_t* p, const Words (&w)[4]) {
+  int16x4_t shorts[4];
+  for (int i = 0; i < 4; ++i) shorts[i] = vqmovn_s32(vreinterpretq_s32_u32(w[i]));
+  vst1_u8(p, vqmovun_s16(vcombine_s16(shorts[0], shorts[1])));
+  vst1_u8(p + 2 * kLanes, vqmovun_s16(vcombine_s16(shorts[2], shorts[3])));
+}
 
 }  // namespace chairlift::CHAIRLIFT_SIMD_NS
