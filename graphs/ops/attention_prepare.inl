@@ -1,9 +1,14 @@
 // Norm, rotation and KV write of one token's heads. Included by paged_attention.inl, inside its namespace.
 
-// y = x, RMS-normalised and weighted when there is a weight. [dim] each.
+// y = x [dim]; zeros behind, to a whole vector.
+CHAIRLIFT_INLINE void copy_head(const float* x, int dim, float* y) {
+  for (int d = 0; d < dim; d += kLanes) store(y + d, load_some<KvFloat32>(x + d, dim - d));
+}
+
+// y = x, RMS-normalised and weighted when there is a weight. [dim] each; y is padded to a whole vector.
 CHAIRLIFT_INLINE void norm_head(const float* x, const float* weight, float epsilon, int dim, float* y) {
   if (weight == nullptr) {
-    std::memcpy(y, x, static_cast<size_t>(dim) * sizeof(float));
+    copy_head(x, dim, y);
     return;
   }
   Vec squares = zero();
@@ -112,8 +117,14 @@ static void prepare(const AttentionCall& call, int64_t token, int32_t kv_head) {
     norm_head(heads + (static_cast<int64_t>(kv_head) * call.group_size + i) * dim, call.q_norm, call.norm_epsilon, dim,
               y);
     rotate_head(cos, sin, half, y);
-    for (int d = 0; d < dim; d += kLanes) store(y + d, mul(load(y + d), scale));
-    std::memcpy(out + i * dim, y, static_cast<size_t>(dim) * sizeof(float));
+    for (int d = 0; d < dim; d += kLanes) {
+      const Vec scaled = mul(load(y + d), scale);
+      if (dim - d >= kLanes) {
+        store(out + i * dim + d, scaled);
+      } else {
+        store_partial(out + i * dim + d, scaled, dim - d);
+      }
+    }
   }
 
   const int64_t slot = call.slot_mapping[token];
@@ -123,7 +134,6 @@ static void prepare(const AttentionCall& call, int64_t token, int32_t kv_head) {
   norm_head(heads + (call.num_heads + kv_head) * dim, call.k_norm, call.norm_epsilon, dim, y);
   rotate_head(cos, sin, half, y);
   write_head(call, y, true, offset, head);
-  std::memcpy(y, heads + (call.num_heads + call.num_kv_heads + kv_head) * dim,
-              static_cast<size_t>(dim) * sizeof(float));
+  copy_head(heads + (call.num_heads + call.num_kv_heads + kv_head) * dim, dim, y);
   write_head(call, y, false, offset, head + call.value_bytes);
 }
