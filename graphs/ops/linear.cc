@@ -49,14 +49,14 @@ struct Tasks {
   int64_t total_ns;
   int64_t step;
   int64_t num_panels;
-  int64_t half;  // 0, or the panels after which the last run is cut in two tasks
+  int64_t half;  // 0, or of an even number of tasks of `step` panels: how many the middle one has, and so the last
 
   int64_t first_panel(size_t task) const {
-    const int64_t num_steps = (num_panels + step - 1) / step;
-    const int64_t num_runs = static_cast<int64_t>(count) - (half > 0);
     const int64_t index = static_cast<int64_t>(task);
-    if (half > 0 && index == num_runs) return std::min((num_steps - 1) * step + half, num_panels);
-    return std::min(std::min(index, num_runs) * num_steps / num_runs * step, num_panels);
+    const int64_t num_tasks = static_cast<int64_t>(count);
+    if (half > 0) return std::min(index * step - (index < num_tasks / 2 ? 0 : step - half), num_panels);
+    const int64_t num_steps = (num_panels + step - 1) / step;
+    return std::min(index * num_steps / num_tasks * step, num_panels);
   }
 };
 
@@ -68,7 +68,8 @@ Tasks cut(const LinearCall& call, const LinearKernels& kernels) {
   const int64_t wanted = (static_cast<int64_t>(total_ns / kTaskNs) / kTaskMultiple + 1) * kTaskMultiple;
   const int64_t most = std::max<int64_t>((call.num_panels() + step - 1) / step, 1);
   const int64_t count = std::min({wanted, most, kMaxTasks});
-  // An odd number of large tasks would leave one of two threads waiting during the last, if that is large too.
+  // An odd number of large tasks would leave one of two threads waiting during the last, if that is large too. Each
+  // thread begins with a share of its own, the tasks of one behind those of the other: so both get a half.
   const bool is_last_large = call.num_panels() - (most - 1) * step > kernels.half_task_panels;
   const int64_t half = count == most && count % 2 == 1 && is_last_large ? kernels.half_task_panels : 0;
   return {static_cast<size_t>(count + (half > 0)), static_cast<int64_t>(total_ns), step, call.num_panels(), half};
