@@ -20,6 +20,8 @@
 //   2. tensor cores, with one block an item: any group costs the same
 //   3. a persistent grid over equal ranges of tiles: skewed batches are spread evenly (`test_attention_plan.py`)
 //   4. block ids a tile ahead, one a lane: no dependent read from global memory between a tile and its copies
+//   5. copies in a number of rounds that the compiler knows: at D 128 on sm_90, 356 instead of 535 instructions a warp
+//      and tile in decode
 #include "attention_output.cuh"
 
 namespace {
@@ -30,14 +32,13 @@ DEVICE void attend(const Launch& launch, const Item& item, char* queries) {
   char* keys = queries + S::kRows * kQueryBytes;
   char* values = keys + 2 * kStageBytes;
   const int num_rows = item.q_len * launch.group_size;
-#pragma unroll
-  for (int i = threadIdx.x; i < S::kRows * (kHeadDim / 8); i += S::kThreads) {
+  deal<S::kRows * (kHeadDim / 8), S::kThreads>([&](int i, int) {
     const int row = i / (kHeadDim / 8);
     const int chunk = i % (kHeadDim / 8);
     const bool is_wanted = item.first_row + row < num_rows;
     const long offset = launch.row_offset(item.first_token, is_wanted ? item.first_row + row : 0);
     place_query(launch.q + offset + chunk * 8, queries + row * kQueryBytes, chunk, is_wanted);
-  }
+  });
   const Pages pages(launch.kv, launch.block_table + static_cast<long>(item.sequence) * launch.table_stride, item.kv_end,
                     launch.num_kv_heads, blockIdx.y);
   int blocks = pages.blocks_from(item.kv_begin);

@@ -38,18 +38,31 @@ constexpr float kWidened = kIsFp8 ? 256.0f : 1.0f;
 static_assert(kTileTokens % kBlockSize == 0, "a tile is whole blocks");
 static_assert(kRowBytes % 32 == 0, "a matrix load takes 32 bytes of a row");
 
+// body(i, round) for this thread's share of kCount: i = threadIdx.x, threadIdx.x + kThreads, ... in rounds 0, 1, ...
+// The number of rounds is known to the compiler, unlike that of a loop from threadIdx.x to kCount, and a warp is in a
+// round as a whole.
+template <int kCount, int kThreads, class Body>
+DEVICE void deal(const Body& body) {
+  static_assert(kCount % 32 == 0, "a warp is in a round as a whole");
+#pragma unroll
+  for (int round = 0; round < (kCount + kThreads - 1) / kThreads; ++round) {
+    const int i = threadIdx.x + round * kThreads;
+    if (kCount % kThreads == 0 || i < kCount) body(i, round);
+  }
+}
+
 // One sequence's pages at one KV head.
 struct Pages {
   const char* keys;  // of block 0
-  long block_bytes;
-  long value_bytes;  // from a key to its value
+  int block_bytes;
+  int value_bytes;  // from a key to its value
   const int* blocks;
   int num_blocks;
 
   DEVICE Pages(const void* kv, const int* blocks, int num_tokens, int num_kv_heads, int kv_head)
       : keys(static_cast<const char*>(kv) + static_cast<long>(kv_head) * kBlockSize * kRowBytes),
-        block_bytes(2L * num_kv_heads * kBlockSize * kRowBytes),
-        value_bytes(static_cast<long>(num_kv_heads) * kBlockSize * kRowBytes),
+        block_bytes(2 * num_kv_heads * kBlockSize * kRowBytes),
+        value_bytes(num_kv_heads * kBlockSize * kRowBytes),
         blocks(blocks),
         num_blocks((num_tokens + kBlockSize - 1) / kBlockSize) {}
 
@@ -63,16 +76,23 @@ struct Pages {
   // `tile_blocks`: blocks_from(the tile's start).
   template <int kThreads>
   DEVICE void copy(int tile_blocks, int num_tokens, char* key_stage, char* value_stage) const {
-#pragma unroll
-    for (int i = threadIdx.x; i < kTileTokens * kRowChunks; i += kThreads) {
-      const int token = i / kRowChunks;
-      const int byte = i % kRowChunks * 16;
-      const long block = __shfl_sync(kWholeWarp, tile_blocks, token / kBlockSize);
-      const char* from = keys + block * block_bytes + token % kBlockSize * kRowBytes + byte;
+    // Where a round of the block's threads copies whole rows of one block of tokens, that block is the same for all of
+    // them and for the rounds that follow it.
+    constexpr int kRoundTokens = kThreads % kRowChunks == 0 ? kThreads / kRowChunks : kTileTokens;
+    constexpr bool kIsEven = kBlockSize % kRoundTokens == 0;
+    const char* block_keys = nullptr;
+    deal<kTileTokens * kRowChunks, kThreads>([&](int i, int round) {
+      const int token = kIsEven ? round * kRoundTokens + threadIdx.x / kRowChunks : i / kRowChunks;
+      const int byte = (kIsEven ? threadIdx.x : i) % kRowChunks * 16;
+      if (!kIsEven || round * kRoundTokens % kBlockSize == 0) {
+        const int lane = (kIsEven ? round * kRoundTokens : token) / kBlockSize;
+        block_keys = keys + static_cast<long>(__shfl_sync(kWholeWarp, tile_blocks, lane)) * block_bytes;
+      }
+      const char* from = block_keys + token % kBlockSize * kRowBytes + byte;
       const int to = token * kPaddedBytes + byte;
       copy_async(key_stage + to, from, token < num_tokens);
       copy_async(value_stage + to, from + value_bytes, token < num_tokens);
-    }
+    });
   }
 };
 

@@ -94,7 +94,7 @@ BUGS = [
         " && i < num_blocks ? blocks[i]", " ? blocks[i]",
         "decode", "asan", r"heap-buffer-overflow at attention\.cu"),
     Bug("block ids from the wrong lane", "kv_tile.cuh",
-        "tile_blocks, token / kBlockSize)", "tile_blocks, token / kBlockSize ^ 1)",
+        "tile_blocks, lane)", "tile_blocks, lane ^ 1)",
         "decode", "plain", WRONG),
     Bug("rows of a tile not padded where written", "kv_tile.cuh",
         "const int to = token * kPaddedBytes + byte;", "const int to = token * kRowBytes + byte;",
