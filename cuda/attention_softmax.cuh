@@ -8,10 +8,11 @@ template <int kRowWarps>
 struct Softmax {
   using S = Shape<kRowWarps>;
 
-  float sums[kHeadDim / 8][4];  // weighted values
-  float largest[2];             // scores, before `exponent_scale`
-  float total[2];               // of this lane's weights
-  float exponent_scale;         // score -> exponent of two
+  float scores[S::kWarpTokens / 8][4];  // of the tile at hand
+  float sums[kHeadDim / 8][4];          // weighted values
+  float largest[2];                     // scores, before `exponent_scale`
+  float total[2];                       // of this lane's weights
+  float exponent_scale;                 // score -> exponent of two
 
   DEVICE explicit Softmax(const Launch& launch)
       : largest{kMasked, kMasked}, total{0.0f, 0.0f}, exponent_scale(launch.softcap > 0.0f ? 1.0f : launch.scale) {
@@ -19,16 +20,19 @@ struct Softmax {
     for (auto& four : sums) four[0] = four[1] = four[2] = four[3] = 0.0f;
   }
 
-  // Adds this warp's tokens of a tile; `keys`, `values`: their rows.
-  DEVICE void add(const Launch& launch, const Item& item, const char* queries, const char* keys, const char* values,
-                  int first_row, int first_token, bool is_edge) {
-    float scores[S::kWarpTokens / 8][4];
+  // Begins with this warp's tokens of a tile: their scores. `keys`: their rows.
+  DEVICE void score(const Launch& launch, const Item& item, const char* queries, const char* keys, int first_row,
+                    int first_token, bool is_edge) {
 #pragma unroll
     for (auto& four : scores) four[0] = four[1] = four[2] = four[3] = 0.0f;
     multiply_keys<S::kWarpTokens>(queries, kQueryBytes, keys, scores);
     if (launch.softcap > 0.0f) cap(launch, scores);
     if (is_edge) mask(launch, item, first_row, first_token, scores);
     rescale(scores);
+  }
+
+  // Adds their values, weighted.
+  DEVICE void add_values(const char* values) {
 #pragma unroll
     for (int n = 0; n < S::kWarpTokens / 16; ++n) {
       u32 weights[4];

@@ -72,26 +72,24 @@ struct Pages {
     return lane_of_thread() < kTileTokens / kBlockSize && i < num_blocks ? blocks[i] : 0;
   }
 
-  // Starts to copy the first `num_tokens` tokens of a tile and writes zeros for the others. All threads together.
-  // `tile_blocks`: blocks_from(the tile's start).
+  // Starts to copy the keys (`from` = keys) or values (keys + value_bytes) of the first `num_tokens` tokens of a tile,
+  // and writes zeros for the others. All threads together. `tile_blocks`: blocks_from(the tile's start).
   template <int kThreads>
-  DEVICE void copy(int tile_blocks, int num_tokens, char* key_stage, char* value_stage) const {
+  DEVICE void copy(const char* from, int tile_blocks, int num_tokens, char* stage) const {
     // Where a round of the block's threads copies whole rows of one block of tokens, that block is the same for all of
     // them and for the rounds that follow it.
     constexpr int kRoundTokens = kThreads % kRowChunks == 0 ? kThreads / kRowChunks : kTileTokens;
     constexpr bool kIsEven = kBlockSize % kRoundTokens == 0;
-    const char* block_keys = nullptr;
+    const char* block = nullptr;
     deal<kTileTokens * kRowChunks, kThreads>([&](int i, int round) {
       const int token = kIsEven ? round * kRoundTokens + threadIdx.x / kRowChunks : i / kRowChunks;
       const int byte = (kIsEven ? threadIdx.x : i) % kRowChunks * 16;
       if (!kIsEven || round * kRoundTokens % kBlockSize == 0) {
         const int lane = (kIsEven ? round * kRoundTokens : token) / kBlockSize;
-        block_keys = keys + static_cast<long>(__shfl_sync(kWholeWarp, tile_blocks, lane)) * block_bytes;
+        block = from + static_cast<long>(__shfl_sync(kWholeWarp, tile_blocks, lane)) * block_bytes;
       }
-      const char* from = block_keys + token % kBlockSize * kRowBytes + byte;
-      const int to = token * kPaddedBytes + byte;
-      copy_async(key_stage + to, from, token < num_tokens);
-      copy_async(value_stage + to, from + value_bytes, token < num_tokens);
+      copy_async(stage + token * kPaddedBytes + byte, block + token % kBlockSize * kRowBytes + byte,
+                 token < num_tokens);
     });
   }
 };
