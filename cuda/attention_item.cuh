@@ -3,7 +3,9 @@
 
 #include "kv_tile.cuh"
 
-// What all items of a launch share.
+constexpr int kNoWindow = 0x7fffffff;
+
+// What all items of a launch share. Arguments of the kernels, made ready for what every item asks of them.
 struct Launch {
   const T* q;
   const void* kv;
@@ -14,15 +16,38 @@ struct Launch {
   int table_stride;
   int num_kv_heads;
   int group_size;
-  int window;
+  u32 group_reciprocal;  // 2^31 / group_size, rounded up
+  int window;            // or kNoWindow, which no comparison has to ask for
   float scale;
   float softcap;
   float v_scale;
 
+  DEVICE Launch(const T* q, const void* kv, const int* block_table, T* out, float* part, float* lse, int table_stride,
+                int num_kv_heads, int group_size, int window, float scale, float softcap, float v_scale)
+      : q(q),
+        kv(kv),
+        block_table(block_table),
+        out(out),
+        part(part),
+        lse(lse),
+        table_stride(table_stride),
+        num_kv_heads(num_kv_heads),
+        group_size(group_size),
+        group_reciprocal(0x7fffffffu / group_size + 1),
+        window(window > 0 ? window : kNoWindow),
+        scale(scale * kWidened),
+        softcap(softcap),
+        v_scale(v_scale * kWidened) {}
+
+  // packed_row / group_size, exactly, for rows below 2^27: groups have at most 16.
+  DEVICE int token_of(int packed_row) const {
+    return static_cast<int>(__umulhi(2u * static_cast<u32>(packed_row), group_reciprocal));
+  }
   DEVICE long row_offset(int token, int packed_row) const {
+    const int row_token = token_of(packed_row);
+    const int group_head = packed_row - row_token * group_size;
     const long num_heads = static_cast<long>(num_kv_heads) * group_size;
-    const int head = static_cast<int>(blockIdx.y) * group_size + packed_row % group_size;
-    return ((token + packed_row / group_size) * num_heads + head) * kHeadDim;
+    return ((token + row_token) * num_heads + static_cast<int>(blockIdx.y) * group_size + group_head) * kHeadDim;
   }
 };
 
@@ -42,7 +67,7 @@ struct Item {
     const int4 b = fields[1];
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
   }
-  DEVICE int position(int row, int group_size) const { return context - q_len + row / group_size; }
+  DEVICE int position(const Launch& launch, int row) const { return context - q_len + launch.token_of(row); }
 };
 
 // kRowWarps = 1: decode; 4: prefill.

@@ -26,9 +26,9 @@ struct Softmax {
 #pragma unroll
     for (auto& four : scores) four[0] = four[1] = four[2] = four[3] = 0.0f;
     multiply_keys<S::kWarpTokens>(queries, kQueryBytes, keys, scores);
-    if (launch.softcap > 0.0f) cap(launch, scores);
-    if (is_edge) mask(launch, item, first_row, first_token, scores);
-    rescale(scores);
+    if (launch.softcap > 0.0f) cap(launch);
+    if (is_edge) mask(launch, item, first_row, first_token);
+    rescale();
   }
 
   // Adds their values, weighted.
@@ -53,23 +53,25 @@ struct Softmax {
 
  private:
   // softcap * tanh(score * scale / softcap), from an exponential: the hardware's tanh is off by 2^-11.
-  DEVICE void cap(const Launch& launch, float (&scores)[S::kWarpTokens / 8][4]) const {
+  DEVICE void cap(const Launch& launch) {
     const float factor = 2.0f * 1.44269504f * launch.scale / launch.softcap;
 #pragma unroll
     for (auto& four : scores) {
 #pragma unroll
-      for (float& score : four) score = launch.softcap - 2.0f * launch.softcap / (1.0f + exp2_approx(score * factor));
+      for (float& score : four) {
+        const float folded = reciprocal_approx(1.0f + exp2_approx(score * factor));
+        score = fmaf(-2.0f * launch.softcap, folded, launch.softcap);
+      }
     }
   }
 
-  DEVICE void mask(const Launch& launch, const Item& item, int first_row, int first_token,
-                   float (&scores)[S::kWarpTokens / 8][4]) const {
+  DEVICE void mask(const Launch& launch, const Item& item, int first_row, int first_token) {
     const int lane = lane_of_thread();
 #pragma unroll
     for (int half_row = 0; half_row < 2; ++half_row) {
-      const int position = item.position(first_row + lane / 4 + 8 * half_row, launch.group_size);
+      const int position = item.position(launch, first_row + lane / 4 + 8 * half_row);
       const int end = min(item.kv_end, position + 1);
-      const int begin = launch.window > 0 ? position + 1 - launch.window : 0;
+      const int begin = position + 1 - launch.window;
 #pragma unroll
       for (int n = 0; n < S::kWarpTokens / 8; ++n) {
 #pragma unroll
@@ -82,7 +84,7 @@ struct Softmax {
   }
 
   // Raises the largest scores to those of this tile and scales down what was summed before.
-  DEVICE void rescale(const float (&scores)[S::kWarpTokens / 8][4]) {
+  DEVICE void rescale() {
 #pragma unroll
     for (int half_row = 0; half_row < 2; ++half_row) {
       float most = largest[half_row];

@@ -87,6 +87,13 @@ DEVICE float exp2_approx(float x) {
   return y;
 }
 
+// 1 / x, relative error 2^-23; of what is infinite or beyond 2^126, 0.
+DEVICE float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 DEVICE int lane_of_thread() { return threadIdx.x & 31; }
