@@ -3,17 +3,18 @@
 //   q, out [num_tokens, QH, D] of T; kv [num_blocks, 2, KVH, BLOCK_SIZE, D]; items [num_items, 8]
 //   decode   grid (P, KVH), 2 * TILE_TOKENS threads. 16 packed rows; each warp takes 16 tokens of a tile, and the warps
 //            merge their softmaxes through shared memory at the end of an item. A block walks its range of items.
-//   prefill  grid (max_items, KVH), 128 threads. 64 packed rows, 16 a warp; every warp takes all tokens of a tile.
+//   prefill  grid (max_items, KVH), 32 * PREFILL_WARPS threads. PREFILL_ROWS packed rows, 16 or 32 a warp; every warp
+//            takes all PREFILL_TILE_TOKENS tokens of a tile.
 //
-// A packed row is one (token, query head of the group) pair, so that K and V are read once a KV head. Tiles of
-// TILE_TOKENS tokens come by cp.async into two stages; the blocks of the tile after are looked up while it is on its
-// way.
+// A packed row is one (token, query head of the group) pair, so that K and V are read once a KV head. Tiles come by
+// cp.async into two stages; the blocks of the tile after are looked up while it is on its way.
 //
 // Shared memory: queries [rows][D + 8] of 16 bits, then keys and values, two stages each, rows padded by 16 bytes. The
 // merge of a decode item uses the stages again: sums f32 [warps][16][D + 8], maxima and totals f32 [warps][16].
 //
-// Bound, by counting: decode by reading K and V once; prefill by the tensor cores and the exponentials between their
-// products.
+// Bound, by counting for sm_90, D 128 and bf16: decode by reading K and V once. Prefill by the tensor cores: 128 rows of
+// a tile of 64 tokens take them 1,640 cycles, and shared memory 1,536 (of four warps 80 matrix loads of 4 cycles each;
+// 256 for the copies), the schedulers 953, the exponentials 1,056.
 //
 // History, none of it measured on a GPU yet:
 //   1. a thread block a sequence and KV head, products by fused multiply-adds: instructions bound it at 8 heads a group
@@ -23,17 +24,18 @@
 //   5. copies in a number of rounds that the compiler knows: at D 128 on sm_90, 356 instead of 535 instructions a warp
 //      and tile in decode
 //   6. keys and values in copy groups of their own: scores do not wait for values; still two barriers a tile
-//   7. no division: a packed row's token is a product's high half, the soft cap a reciprocal. 345 instructions in decode;
-//      in prefill, whose loop had 32 calls of a division for soft caps, 871 in the loop instead of 1,629
+//   7. no division: a packed row's token is a product's high half, the soft cap a reciprocal. 345 instructions in
+//      decode; in prefill, whose loop had 32 calls of a division for soft caps, 871 in the loop instead of 1,629
+//   8. 32 rows a warp in prefill where registers allow: keys and values are loaded once for both sixteens. For 128 rows
+//      80 matrix loads a warp instead of 144, 953 instructions instead of 1,166, and shared memory 1,536 cycles instead
+//      of 2,816
 #include "attention_output.cuh"
 
 namespace {
 
-template <int kRowWarps>
-DEVICE void attend(const Launch& launch, const Item& item, char* queries) {
-  using S = Shape<kRowWarps>;
-  char* keys = queries + S::kRows * kQueryBytes;
-  char* values = keys + 2 * kStageBytes;
+// Starts to copy an item's rows; zeros for those beyond its last.
+template <class S>
+DEVICE void load_queries(const Launch& launch, const Item& item, char* queries) {
   const int num_rows = item.q_len * launch.group_size;
   deal<S::kRows * (kHeadDim / 8), S::kThreads>([&](int i, int) {
     const int row = i / (kHeadDim / 8);
@@ -42,16 +44,24 @@ DEVICE void attend(const Launch& launch, const Item& item, char* queries) {
     const long offset = launch.row_offset(item.first_token, is_wanted ? item.first_row + row : 0);
     place_query(launch.q + offset + chunk * 8, queries + row * kQueryBytes, chunk, is_wanted);
   });
+}
+
+template <class S>
+DEVICE void attend(const Launch& launch, const Item& item, char* queries) {
+  char* keys = queries + S::kRows * kQueryBytes;
+  char* values = keys + 2 * S::kStageBytes;
+  load_queries<S>(launch, item, queries);
   const Pages pages(launch.kv, launch.block_table + static_cast<long>(item.sequence) * launch.table_stride, item.kv_end,
                     launch.num_kv_heads, blockIdx.y);
-  int blocks = pages.blocks_from(item.kv_begin);
+  int blocks = pages.blocks_from<S::kTileTokens>(item.kv_begin);
   const auto copy_tile = [&](int start, int stage) {  // two groups, of nothing behind the last tile
     if (start < item.kv_end) {
       const int num_tokens = item.kv_end - start;
-      pages.copy<S::kThreads>(pages.keys, blocks, num_tokens, keys + stage * kStageBytes);
+      pages.copy<S::kTileTokens, S::kThreads>(pages.keys, blocks, num_tokens, keys + stage * S::kStageBytes);
       commit_copies();
-      pages.copy<S::kThreads>(pages.keys + pages.value_bytes, blocks, num_tokens, values + stage * kStageBytes);
-      blocks = pages.blocks_from(start + kTileTokens);
+      pages.copy<S::kTileTokens, S::kThreads>(pages.keys + pages.value_bytes, blocks, num_tokens,
+                                              values + stage * S::kStageBytes);
+      blocks = pages.blocks_from<S::kTileTokens>(start + S::kTileTokens);
     } else {
       commit_copies();
     }
@@ -59,41 +69,46 @@ DEVICE void attend(const Launch& launch, const Item& item, char* queries) {
   };
   copy_tile(item.kv_begin, 0);
 
-  const int warp_row = warp_of_thread() % kRowWarps * 16;
-  const int warp_token = warp_of_thread() / kRowWarps * S::kWarpTokens;
-  const int first_position = item.position(launch, item.first_row);
-  const int last_position = item.position(launch, min(item.first_row + S::kRows, num_rows) - 1);
-  Softmax<kRowWarps> softmax(launch);
+  const int first_row = item.first_row + warp_of_thread() % S::kRowWarps * S::kWarpRows;
+  const int warp_token = warp_of_thread() / S::kRowWarps * S::kWarpTokens;
+  const char* warp_queries = queries + (first_row - item.first_row) * kQueryBytes;
+  const int first_position = item.position(launch, first_row);
+  Softmax<S> softmax;
   int stage = 0;
-  for (int start = item.kv_begin; start < item.kv_end; start += kTileTokens, stage ^= 1) {
-    const int end = start + kTileTokens;
-    const int tokens_before = stage * kStageBytes + warp_token * kPaddedBytes;
+  for (int start = item.kv_begin; start < item.kv_end; start += S::kTileTokens, stage ^= 1) {
+    const int end = start + S::kTileTokens;
+    const int tokens_before = stage * S::kStageBytes + warp_token * kPaddedBytes;
+    // Of a window, at most kWarpRows positions too early: a mask that masks nothing does no harm.
+    const bool is_edge =
+        end > min(item.kv_end, first_position + 1) || start + launch.window < first_position + S::kWarpRows;
     wait_for_copies<1>();
-    __syncthreads();  // the keys are there, and nobody reads the tile before any more
-    copy_tile(end, stage ^ 1);
-    const bool is_edge = end > item.kv_end || end > first_position + 1 || start <= last_position - launch.window;
-    softmax.score(launch, item, queries + warp_row * kQueryBytes, keys + tokens_before, item.first_row + warp_row,
-                  start + warp_token, is_edge);
+    __syncthreads();  // keys are there; the tile before is done with
+    if constexpr (S::kIsDecode) copy_tile(end, stage ^ 1);
+    softmax.score(launch, item, warp_queries, keys + tokens_before, first_row, start + warp_token, is_edge);
+    // With 32 rows and D 128 there are no registers for addresses before, and products hide the copies anyhow.
+    if constexpr (!S::kIsDecode) copy_tile(end, stage ^ 1);
     wait_for_copies<2>();
-    __syncthreads();  // so are the values
-    softmax.add_values(values + tokens_before);
+    __syncthreads();  // values are there
+    softmax.add_values(launch, values + tokens_before);
   }
   wait_for_copies<0>();  // the queries, if there was no tile
   softmax.reduce_totals();
-  if constexpr (kRowWarps == 1) {
+  if constexpr (S::kIsDecode) {
     __syncthreads();
     merge_rows(launch, item, softmax, reinterpret_cast<float*>(keys));
   } else {
-    write_rows(launch, item, softmax, item.first_row + warp_row);
+    write_rows(launch, item, softmax, first_row);
   }
 }
 
 }  // namespace
 
 // As many blocks as the shared memory of a large multiprocessor holds must have registers; more would only spill.
+// Prefill is to have eight warps there.
 constexpr int kDecodeBlocks = kHeadDim <= 64 ? 5 : kHeadDim <= 96 ? 4 : kHeadDim <= 128 ? 3 : 2;
+constexpr int kPrefillBlocks = 256 / Prefill::kThreads;
 
-extern "C" __global__ void __launch_bounds__(Shape<1>::kThreads, kDecodeBlocks)
+extern "C" __global__ void __launch_bounds__(Decode::kThreads, kDecodeBlocks)
     attn_decode(const T* q, const void* kv, const int* block_table, const int* items, const int* item_indptr, T* out,
                 float* part, float* lse, int table_stride, int num_kv_heads, int group_size, int window, float scale,
                 float softcap, float v_scale) {
@@ -102,12 +117,12 @@ extern "C" __global__ void __launch_bounds__(Shape<1>::kThreads, kDecodeBlocks)
                       softcap, v_scale);
   const int end = item_indptr[blockIdx.x + 1];
   for (int i = item_indptr[blockIdx.x]; i < end; ++i) {
-    attend<1>(launch, Item::at(items, i), smem);
+    attend<Decode>(launch, Item::at(items, i), smem);
     __syncthreads();  // the next item's queries and tiles take the place of what was merged
   }
 }
 
-extern "C" __global__ void __launch_bounds__(Shape<4>::kThreads)
+extern "C" __global__ void __launch_bounds__(Prefill::kThreads, kPrefillBlocks)
     attn_prefill(const T* q, const void* kv, const int* block_table, const int* items, const int* item_indptr, T* out,
                  float* part, float* lse, int table_stride, int num_kv_heads, int group_size, int window, float scale,
                  float softcap, float v_scale) {
@@ -115,5 +130,5 @@ extern "C" __global__ void __launch_bounds__(Shape<4>::kThreads)
   const Launch launch(q, kv, block_table, out, part, lse, table_stride, num_kv_heads, group_size, window, scale,
                       softcap, v_scale);
   const int i = blockIdx.x;
-  if (i < item_indptr[0]) attend<4>(launch, Item::at(items, i), smem);
+  if (i < item_indptr[0]) attend<Prefill>(launch, Item::at(items, i), smem);
 }

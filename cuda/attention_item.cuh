@@ -3,7 +3,7 @@
 
 #include "kv_tile.cuh"
 
-constexpr int kNoWindow = 0x7fffffff;
+constexpr int kNoWindow = 1 << 30;  // more than any position, and twice this is no overflow
 
 // What all items of a launch share. Arguments of the kernels, made ready for what every item asks of them.
 struct Launch {
@@ -59,25 +59,36 @@ struct Item {
   int kv_end;
   int slot;
   int first_token;
-  int context;
+  int num_before;  // tokens of the sequence before this step's
 
   DEVICE static Item at(const int* items, int index) {
     const int4* fields = reinterpret_cast<const int4*>(items) + 2 * index;
     const int4 a = fields[0];
     const int4 b = fields[1];
-    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w - a.z};
   }
-  DEVICE int position(const Launch& launch, int row) const { return context - q_len + launch.token_of(row); }
+  DEVICE int position(const Launch& launch, int row) const { return num_before + launch.token_of(row); }
 };
 
-// kRowWarps = 1: decode; 4: prefill.
-template <int kRowWarps>
+// What the warps of a block take: each kRowTiles times 16 rows of one of kRowWarps, and of a tile the tokens of one of
+// kTokenWarps.
+template <int kRowTiles_, int kRowWarps_, int kTokenWarps_, int kTileTokens_>
 struct Shape {
-  static constexpr int kRows = 16 * kRowWarps;
-  static constexpr int kTokenWarps = kRowWarps == 1 ? kTileTokens / 16 : 1;
-  static constexpr int kThreads = 32 * kRowWarps * kTokenWarps;
+  static constexpr int kRowTiles = kRowTiles_;
+  static constexpr int kRowWarps = kRowWarps_;
+  static constexpr int kTokenWarps = kTokenWarps_;
+  static constexpr int kTileTokens = kTileTokens_;
+  static constexpr bool kIsDecode = kTokenWarps > 1;
+  static constexpr int kWarpRows = 16 * kRowTiles;
+  static constexpr int kRows = kWarpRows * kRowWarps;
   static constexpr int kWarpTokens = kTileTokens / kTokenWarps;
+  static constexpr int kThreads = 32 * kRowWarps * kTokenWarps;
+  static constexpr int kStageBytes = kTileTokens * kPaddedBytes;  // of keys, or of values
+  static_assert(kTileTokens % kBlockSize == 0, "a tile is whole blocks");
 };
+using Decode = Shape<1, 1, TILE_TOKENS / 16, TILE_TOKENS>;
+using Prefill = Shape<PREFILL_ROWS / (16 * PREFILL_WARPS), PREFILL_WARPS, 1, PREFILL_TILE_TOKENS>;
 
 constexpr int kQueryBytes = kHeadDim * 2 + 16;
-constexpr int kMergeRow = kHeadDim + 8;  // float2 stores of a warp's half then touch every bank once
+// float2 stores of a warp's half then touch every bank once; with KV_FP8, whose pairs lie four apart, two lanes meet.
+constexpr int kMergeRow = kHeadDim + 8;

@@ -3,27 +3,29 @@
 
 #include "attention_softmax.cuh"
 
-// Writes the rows of a prefill tile.
-DEVICE void write_rows(const Launch& launch, const Item& item, const Softmax<4>& softmax, int first_row) {
+// Writes the rows of a prefill item.
+DEVICE void write_rows(const Launch& launch, const Item& item, const Softmax<Prefill>& softmax, int first_row) {
   const int num_rows = item.q_len * launch.group_size;
 #pragma unroll
-  for (int half_row = 0; half_row < 2; ++half_row) {
-    const int row = first_row + lane_of_thread() / 4 + 8 * half_row;
+  for (int half = 0; half < 2 * Prefill::kRowTiles; ++half) {
+    const int r = half / 2;
+    const int half_row = half % 2;
+    const int row = first_row + lane_of_thread() / 4 + 8 * half;
     if (row >= num_rows) continue;
-    const float total = softmax.total[half_row];
+    const float total = softmax.total[r][half_row];
     const float factor = total > 0.0f ? launch.v_scale / total : 0.0f;
     T* out = launch.out + launch.row_offset(item.first_token, row);
 #pragma unroll
     for (int i = 0; i < kHeadDim / 8; ++i) {
-      const SumPair pair = sum_pair(softmax.sums, i, half_row);
+      const SumPair pair = sum_pair(softmax.sums[r], i, half_row);
       *reinterpret_cast<u32*>(out + pair.dim) = pack<T>(pair.first * factor, pair.second * factor);
     }
   }
 }
 
 // Merges the warps' softmaxes of a decode item and writes its rows to `out`, or to `part` and `lse` if it has a slot.
-DEVICE void merge_rows(const Launch& launch, const Item& item, const Softmax<1>& softmax, float* sums) {
-  using S = Shape<1>;
+DEVICE void merge_rows(const Launch& launch, const Item& item, const Softmax<Decode>& softmax, float* sums) {
+  using S = Decode;
   float* maxima = sums + S::kTokenWarps * 16 * kMergeRow;
   float* totals = maxima + S::kTokenWarps * 16;
   const int lane = lane_of_thread();
@@ -32,12 +34,12 @@ DEVICE void merge_rows(const Launch& launch, const Item& item, const Softmax<1>&
     const int row = warp_of_thread() * 16 + lane / 4 + 8 * half_row;
 #pragma unroll
     for (int i = 0; i < kHeadDim / 8; ++i) {
-      const SumPair pair = sum_pair(softmax.sums, i, half_row);
+      const SumPair pair = sum_pair(softmax.sums[0], i, half_row);
       *reinterpret_cast<float2*>(sums + row * kMergeRow + pair.dim) = float2{pair.first, pair.second};
     }
     if ((lane & 3) == 0) {
-      maxima[row] = softmax.largest[half_row];
-      totals[row] = softmax.total[half_row];
+      maxima[row] = softmax.largest[0][half_row];
+      totals[row] = softmax.total[0][half_row];
     }
   }
   __syncthreads();
@@ -52,7 +54,7 @@ DEVICE void merge_rows(const Launch& launch, const Item& item, const Softmax<1>&
     float2 merged = {0.0f, 0.0f};
 #pragma unroll
     for (int warp = 0; warp < S::kTokenWarps; ++warp) {
-      const float factor = exp2_approx((maxima[warp * 16 + row] - largest) * softmax.exponent_scale);
+      const float factor = exp2_approx((maxima[warp * 16 + row] - largest) * launch.scale);
       const float2 mine = *reinterpret_cast<const float2*>(sums + (warp * 16 + row) * kMergeRow + dim);
       total += totals[warp * 16 + row] * factor;
       merged.x += mine.x * factor;
@@ -66,7 +68,7 @@ DEVICE void merge_rows(const Launch& launch, const Item& item, const Softmax<1>&
       const long part_row = (static_cast<long>(item.slot) * launch.num_kv_heads + blockIdx.y) * 16 + row;
       *reinterpret_cast<float2*>(launch.part + part_row * kHeadDim + dim) =
           float2{merged.x * factor, merged.y * factor};
-      if (dim == 0) launch.lse[part_row] = total > 0.0f ? largest * softmax.exponent_scale + log2f(total) : kMasked;
+      if (dim == 0) launch.lse[part_row] = total > 0.0f ? largest * launch.scale + log2f(total) : kMasked;
     }
   }
 }

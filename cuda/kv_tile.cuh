@@ -27,15 +27,12 @@ using Operand = T;
 constexpr bool kIsFp8 = KV_FP8;
 constexpr int kHeadDim = HEAD_DIM;
 constexpr int kBlockSize = BLOCK_SIZE;
-constexpr int kTileTokens = TILE_TOKENS;
 
 constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Kv));
 constexpr int kRowChunks = kRowBytes / 16;
 constexpr int kPaddedBytes = kRowBytes + 16;
-constexpr int kStageBytes = kTileTokens * kPaddedBytes;  // of keys, or of values
 constexpr float kWidened = kIsFp8 ? 256.0f : 1.0f;
 
-static_assert(kTileTokens % kBlockSize == 0, "a tile is whole blocks");
 static_assert(kRowBytes % 32 == 0, "a matrix load takes 32 bytes of a row");
 
 // body(i, round) for this thread's share of kCount: i = threadIdx.x, threadIdx.x + kThreads, ... in rounds 0, 1, ...
@@ -66,7 +63,8 @@ struct Pages {
         blocks(blocks),
         num_blocks((num_tokens + kBlockSize - 1) / kBlockSize) {}
 
-  // Lane i: the i-th block from token `start` on; the null block beyond the last.
+  // Lane i: the i-th block of the tile from token `start` on; the null block beyond the last.
+  template <int kTileTokens>
   DEVICE int blocks_from(int start) const {
     const int i = start / kBlockSize + lane_of_thread();
     return lane_of_thread() < kTileTokens / kBlockSize && i < num_blocks ? blocks[i] : 0;
@@ -74,7 +72,7 @@ struct Pages {
 
   // Starts to copy the keys (`from` = keys) or values (keys + value_bytes) of the first `num_tokens` tokens of a tile,
   // and writes zeros for the others. All threads together. `tile_blocks`: blocks_from(the tile's start).
-  template <int kThreads>
+  template <int kTileTokens, int kThreads>
   DEVICE void copy(const char* from, int tile_blocks, int num_tokens, char* stage) const {
     // Where a round of the block's threads copies whole rows of one block of tokens, that block is the same for all of
     // them and for the rounds that follow it.
@@ -117,37 +115,53 @@ DEVICE void place_query(const T* from, char* row, int chunk, bool is_wanted) {
   }
 }
 
-// scores[16 rows, kTokens] += queries * keys^T. `queries`: 16 rows of `query_bytes`; `keys`: kTokens rows of a stage.
-template <int kTokens>
-DEVICE void multiply_keys(const char* queries, int query_bytes, const char* keys, float (&scores)[kTokens / 8][4]) {
+// scores[16 kRowTiles rows, kTokens] += queries * keys^T. `queries`: these rows of `query_bytes`; `keys`: kTokens rows
+// of a stage. What is loaded of the keys is multiplied with every 16 rows.
+template <int kRowTiles, int kTokens>
+DEVICE void multiply_keys(const char* queries, int query_bytes, const char* keys,
+                          float (&scores)[kRowTiles][kTokens / 8][4]) {
+  constexpr int kLoads = kIsFp8 ? 2 : 1;  // of queries, for 32 bytes of keys
   const int lane = lane_of_thread();
   const char* query = queries + (lane & 15) * query_bytes + (lane >> 4) * 16;
   const char* key = keys + ((lane >> 4) * 8 + (lane & 7)) * kPaddedBytes + (lane >> 3 & 1) * 16;
 #pragma unroll
   for (int step = 0; step < kRowBytes / 32; ++step) {
-    u32 a[kIsFp8 ? 2 : 1][4];
+    u32 a[kRowTiles][kLoads][4];
 #pragma unroll
-    for (int i = 0; i < (kIsFp8 ? 2 : 1); ++i) load_matrices(a[i], query + (step * (kIsFp8 ? 2 : 1) + i) * 32);
+    for (int i = 0; i < kRowTiles * kLoads; ++i) {
+      const int byte = (step * kLoads + i % kLoads) * 32;
+      load_matrices(a[i / kLoads][i % kLoads], query + i / kLoads * 16 * query_bytes + byte);
+    }
 #pragma unroll
     for (int n = 0; n < kTokens / 16; ++n) {
       u32 b[4];
       load_matrices(b, key + n * 16 * kPaddedBytes + step * 32);
       if constexpr (!kIsFp8) {
-        multiply_add<Operand>(scores[2 * n], a[0], b[0], b[1]);
-        multiply_add<Operand>(scores[2 * n + 1], a[0], b[2], b[3]);
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) {
+          multiply_add<Operand>(scores[r][2 * n], a[r][0], b[0], b[1]);
+          multiply_add<Operand>(scores[r][2 * n + 1], a[r][0], b[2], b[3]);
+        }
       } else {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          multiply_add<Operand>(scores[2 * n], a[i], widen<0x1404>(b[i]), widen<0x3424>(b[i]));
-          multiply_add<Operand>(scores[2 * n + 1], a[i], widen<0x1404>(b[2 + i]), widen<0x3424>(b[2 + i]));
+          const u32 first[2] = {widen<0x1404>(b[i]), widen<0x3424>(b[i])};
+          const u32 second[2] = {widen<0x1404>(b[2 + i]), widen<0x3424>(b[2 + i])};
+#pragma unroll
+          for (int r = 0; r < kRowTiles; ++r) {
+            multiply_add<Operand>(scores[r][2 * n], a[r][i], first[0], first[1]);
+            multiply_add<Operand>(scores[r][2 * n + 1], a[r][i], second[0], second[1]);
+          }
         }
       }
     }
   }
 }
 
-// sums[16 rows, head_dim] += weights[16 rows, 16 tokens] * values of these tokens.
-DEVICE void multiply_values(const u32 (&weights)[4], const char* values, float (&sums)[kHeadDim / 8][4]) {
+// sums[16 kRowTiles rows, head_dim] += weights[these rows, 16 tokens] * values of these tokens.
+template <int kRowTiles>
+DEVICE void multiply_values(const u32 (&weights)[kRowTiles][4], const char* values,
+                            float (&sums)[kRowTiles][kHeadDim / 8][4]) {
   const int lane = lane_of_thread();
   const char* value = values + (lane & 15) * kPaddedBytes + (lane >> 4) * 16;
 #pragma unroll
@@ -155,14 +169,21 @@ DEVICE void multiply_values(const u32 (&weights)[4], const char* values, float (
     u32 b[4];
     load_matrices_transposed(b, value + step * 32);
     if constexpr (!kIsFp8) {
-      multiply_add<Operand>(sums[2 * step], weights, b[0], b[1]);
-      multiply_add<Operand>(sums[2 * step + 1], weights, b[2], b[3]);
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+        multiply_add<Operand>(sums[r][2 * step], weights[r], b[0], b[1]);
+        multiply_add<Operand>(sums[r][2 * step + 1], weights[r], b[2], b[3]);
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        multiply_add<Operand>(sums[4 * step + 2 * i], weights, widen<0x2404>(b[2 * i]), widen<0x2404>(b[2 * i + 1]));
-        multiply_add<Operand>(sums[4 * step + 2 * i + 1], weights, widen<0x3414>(b[2 * i]),
-                              widen<0x3414>(b[2 * i + 1]));
+        const u32 even[2] = {widen<0x2404>(b[2 * i]), widen<0x2404>(b[2 * i + 1])};
+        const u32 odd[2] = {widen<0x3414>(b[2 * i]), widen<0x3414>(b[2 * i + 1])};
+#pragma unroll
+        for (int r = 0; r < kRowTiles; ++r) {
+          multiply_add<Operand>(sums[r][4 * step + 2 * i], weights[r], even[0], even[1]);
+          multiply_add<Operand>(sums[r][4 * step + 2 * i + 1], weights[r], odd[0], odd[1]);
+        }
       }
     }
   }

@@ -127,12 +127,12 @@ def decode_plan(problem, num_blocks, chunk=0):
     return Plan(np.array(items, np.int32), indptr, np.array(part_indptr, np.int32), num_slots)
 
 
-def prefill_plan(problem):
-    """An item for every 64 packed rows."""
+def prefill_plan(problem, item_rows):
+    """An item for every `item_rows` packed rows."""
     items = []
     for seq, (context, q_len) in enumerate(zip(problem.context, problem.q_lens, strict=True)):
-        for row in range(0, q_len * problem.group_size, 64):
-            last_row = min(q_len * problem.group_size, row + 64) - 1
+        for row in range(0, q_len * problem.group_size, item_rows):
+            last_row = min(q_len * problem.group_size, row + item_rows) - 1
             first, last = (context - q_len + at // problem.group_size for at in (row, last_row))
             items.append([seq, row, q_len, _first_seen(problem, first), last + 1, -1, problem.starts[seq], context])
     return Plan(np.array(items, np.int32), np.array([len(items)], np.int32), np.zeros(1, np.int32), 0)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from service.executor.cuda.kernels import KernelConfig, Scalar
+from service.executor.cuda.kernels import SMALLEST_PREFILL, KernelConfig, Scalar
 from tests.cuda.attention_problem import decode_plan, expected_attention, make_arrays, prefill_plan
 from tests.cuda.sim_kernels import Out, SimKernels
 
@@ -12,13 +12,13 @@ LIMIT = {"bf16": 5e-3, "half": 1e-3}  # relative error in the 2-norm
 NUM_BLOCKS = 3
 
 
-def run_attention(device, problem, shape, *, chunk=0, tile_tokens=64, arrays=None):
+def run_attention(device, problem, shape, *, chunk=0, tile_tokens=64, prefill=SMALLEST_PREFILL, arrays=None):
     """What the kernels leave in `out`, which begins as NaN."""
     arrays = arrays or make_arrays(problem)
     scalar = Scalar(problem.scalar)
-    config = KernelConfig(scalar, problem.head_dim, problem.block_size, tile_tokens, scalar, problem.is_fp8)
+    config = KernelConfig(scalar, problem.head_dim, problem.block_size, tile_tokens, scalar, problem.is_fp8, prefill)
     kernels = SimKernels(config, device)
-    plan = decode_plan(problem, NUM_BLOCKS, chunk) if shape == "decode" else prefill_plan(problem)
+    plan = decode_plan(problem, NUM_BLOCKS, chunk) if shape == "decode" else prefill_plan(problem, prefill.num_rows)
     out = Out(np.full_like(arrays.q, np.nan))
     part = Out(np.full((plan.num_slots, problem.num_kv_heads, 16, problem.head_dim), np.nan, np.float32))
     lse = Out(np.full(part.array.shape[:3], np.nan, np.float32))

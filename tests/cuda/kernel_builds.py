@@ -8,7 +8,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -20,7 +20,9 @@ from service.executor.cuda.kernels import (
     HEAD_DIMS,
     KernelConfig,
     KernelSpec,
+    PrefillShape,
     Scalar,
+    choose_prefill_shape,
     choose_tile_tokens,
     kernel_specs,
     source_folder,
@@ -36,10 +38,11 @@ MAX_SHARED_BYTES = {
     "sm_100": 227 << 10,
     "sm_120": 99 << 10,
 }
+SHAPE_MACROS = ("TILE_TOKENS", "PREFILL_ROWS", "PREFILL_WARPS", "PREFILL_TILE_TOKENS")  # the architecture decides them
 # Source -> the macros that it depends on, so that nothing is compiled twice.
 MACROS = {
     "rope_kv_write.cu": ("SCALAR", "HEAD_DIM", "BLOCK_SIZE", "KV_FP8"),
-    "attention.cu": ("SCALAR", "HEAD_DIM", "BLOCK_SIZE", "TILE_TOKENS", "KV_FP8"),
+    "attention.cu": ("SCALAR", "HEAD_DIM", "BLOCK_SIZE", "KV_FP8", *SHAPE_MACROS),
     "attention_combine.cu": ("SCALAR", "HEAD_DIM"),
     "sample_rows.cu": ("LOGIT",),
 }
@@ -54,7 +57,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel with those of its macros that it depends on, apart from TILE_TOKENS, which the architecture decides."""
+    """A kernel with those of its macros that it depends on, apart from SHAPE_MACROS."""
 
     kernel: str
     macros: tuple[str, ...]
@@ -65,9 +68,8 @@ class Variant:
         return " ".join((self.kernel, *self.macros))
 
     def on(self, architecture: str) -> tuple[KernelSpec, KernelConfig]:
-        config = self.config
-        tile = choose_tile_tokens(config.head_dim, config.is_kv_fp8, MAX_SHARED_BYTES[architecture])
-        config = KernelConfig(config.scalar, config.head_dim, config.block_size, tile, config.logit, config.is_kv_fp8)
+        at_hand = (self.config.head_dim, self.config.is_kv_fp8, MAX_SHARED_BYTES[architecture])
+        config = replace(self.config, tile_tokens=choose_tile_tokens(*at_hand), prefill=choose_prefill_shape(*at_hand))
         return next(spec for spec in kernel_specs(config) if spec.name == self.kernel), config
 
 
@@ -89,7 +91,7 @@ def all_variants() -> Iterator[Variant]:
             macros = tuple(
                 each
                 for each in config.definitions
-                if each.split("=")[0] in MACROS[spec.source] and not each.startswith("TILE_TOKENS")
+                if each.split("=")[0] in MACROS[spec.source] and each.split("=")[0] not in SHAPE_MACROS
             )
             variant = Variant(spec.name, macros, config)
             if variant.name not in seen:
@@ -126,9 +128,13 @@ def table_row(variant: Variant) -> str:
     for architecture in MAX_SHARED_BYTES:
         used = resources(variant, architecture)
         spec, config = variant.on(architecture)
-        tile = f" t{config.tile_tokens}" if spec.source == "attention.cu" else ""
-        cells.append(f"{used.registers} {spec.shared_bytes} {used.stack_bytes} {used.spilled_bytes}{tile}")
+        shape = {"attn_decode": f" t{config.tile_tokens}", "attn_prefill": _shape(config.prefill)}.get(spec.name, "")
+        cells.append(f"{used.registers} {spec.shared_bytes} {used.stack_bytes} {used.spilled_bytes}{shape}")
     return f"| {variant.name} | {' | '.join(cells)} |"
+
+
+def _shape(prefill: PrefillShape) -> str:
+    return f" {prefill.num_rows}/{prefill.num_warps} t{prefill.tile_tokens}"
 
 
 def table() -> str:
@@ -136,7 +142,8 @@ def table() -> str:
         "# Resources of the kernels",
         "",
         f"As ptxas of NVRTC {nvrtc_version()} reports them: registers a thread, dynamic shared bytes a block, bytes of",
-        "stack, bytes spilled, and for attention TILE_TOKENS. Written by `python -m tests.cuda.kernel_builds`.",
+        "stack, bytes spilled; of attention the tokens of a tile (t), in prefill behind rows and warps of a block.",
+        "Written by `python -m tests.cuda.kernel_builds`.",
         "",
         f"| kernel | {' | '.join(MAX_SHARED_BYTES)} |",
         "| --- " * (len(MAX_SHARED_BYTES) + 1) + "|",

@@ -10,6 +10,7 @@ import numpy as np
 
 from graphs.op_twins_attention import AttentionSpec
 from service.core.types import SamplingParams
+from service.executor.cuda.kernels import PrefillShape
 from tests.cuda.attention_problem import Problem
 from tests.cuda.attention_runs import check_attention
 from tests.cuda.sampling_rows import Rows, run_sample_rows
@@ -32,6 +33,11 @@ def decode_fp8(device: SimDevice) -> None:
 def prefill(device: SimDevice) -> None:
     """Chunks and single tokens, more blocks of threads than items."""
     check_attention(device, Problem((5, 1, 0, 150), (3, 1, 1, 30), 3), "prefill")
+
+
+def prefill_wide(device: SimDevice) -> None:
+    """Two items of 128 rows, 32 a warp; tiles of 64."""
+    check_attention(device, Problem((5, 150), (3, 60), 3), "prefill", prefill=PrefillShape(128, 4, 64))
 
 
 def prefill_fp8(device: SimDevice) -> None:
@@ -78,7 +84,8 @@ def sampling_half(device: SimDevice) -> None:
 
 
 CASES: dict[str, Callable[[SimDevice], None]] = {
-    each.__name__: each for each in (decode, decode_fp8, prefill, prefill_fp8, rope, rope_fp8, sampling, sampling_half)
+    each.__name__: each
+    for each in (decode, decode_fp8, prefill, prefill_wide, prefill_fp8, rope, rope_fp8, sampling, sampling_half)
 }
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from graphs.op_twins_rows import sample_rows
-from service.executor.cuda.attention_plan import DECODE_ROWS, PREFILL_ROWS
+from service.executor.cuda.attention_plan import DECODE_ROWS
 from service.executor.cuda.launch import FLOAT16, LoadedKernel, ModelKernels
 from service.executor.logit_edits import log_softmax, token_logprobs
 from tests.cuda.launch_type import LAUNCH_TYPE, PTR
@@ -47,14 +47,14 @@ def at(address: int | None, shape: tuple[int, ...], dtype: type = np.float16) ->
 class NumpyKernels:
     """Kernels for one head dimension and block size. They are launched through `launch_address`."""
 
-    def __init__(self, head_dim: int, block_size: int, tile_tokens: int = 64) -> None:
+    def __init__(self, head_dim: int, block_size: int, tile_tokens: int = 64, prefill_rows: int = 64) -> None:
         self.head_dim, self.block_size = head_dim, block_size
         self.log: list[Launch] = []
         self.errors: list[BaseException] = []
         self._callback = LAUNCH_TYPE(self._launch)
         self.launch_address = ctypes.cast(self._callback, PTR).value
         loaded = [LoadedKernel(1 + place, 128, 1000 + place) for place in range(len(NAMES))]
-        self.kernels = ModelKernels(*loaded, FLOAT16, FLOAT16, head_dim, block_size, tile_tokens)
+        self.kernels = ModelKernels(*loaded, FLOAT16, FLOAT16, head_dim, block_size, tile_tokens, prefill_rows)
 
     def _launch(self, function, *rest) -> int:
         if not function or function > len(NAMES):
@@ -98,7 +98,7 @@ class NumpyKernels:
         self._attend(values, range(int(indptr[0]), int(indptr[-1])), DECODE_ROWS)
 
     def _attn_prefill(self, values, grid) -> None:
-        self._attend(values, range(min(grid[0], int(at(values[4], (1,), np.int32)[0]))), PREFILL_ROWS)
+        self._attend(values, range(min(grid[0], int(at(values[4], (1,), np.int32)[0]))), self.kernels.prefill_rows)
 
     def _attend(self, values, chosen, tile_rows: int) -> None:
         q, kv, table, items, _, out, part, lse, stride, kv_heads, group, window, scale, softcap, _ = values

@@ -3,12 +3,19 @@
 from pathlib import Path
 
 from service.executor.cuda.assembly import model_kernels
-from service.executor.cuda.kernels import DEFAULT_SHARED_BYTES, Scalar, kernel_specs, source_folder
+from service.executor.cuda.kernels import (
+    DEFAULT_SHARED_BYTES,
+    Scalar,
+    choose_prefill_shape,
+    kernel_specs,
+    source_folder,
+)
 from service.executor.cuda.launch import LoadedKernel
 from service.executor.cuda.precision import Precision
 from service.executor.kv_layout import KvDtype
-from tests.cuda.kernel_builds import MACROS
+from tests.cuda.kernel_builds import MACROS, MAX_SHARED_BYTES
 from tests.cudasim.device import Launch, SimDevice
+from tests.cudasim.nvrtc import ARCHITECTURE
 
 FLOAT16 = Precision(Scalar.HALF, KvDtype.FLOAT16)
 
@@ -26,7 +33,8 @@ class SimulatedKernels:
     ) -> None:
         self._device = SimDevice(seed=seed)
         self.launch_address = self._device.launch_pointer
-        config = precision.kernel_config(head_dim, block_size, tile_tokens)
+        prefill = choose_prefill_shape(head_dim, precision.is_kv_fp8, MAX_SHARED_BYTES[ARCHITECTURE])
+        config = precision.kernel_config(head_dim, block_size, tile_tokens, prefill)
         modules, loaded = {}, {}
         for spec in kernel_specs(config):
             if spec.source not in modules:

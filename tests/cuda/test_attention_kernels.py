@@ -1,11 +1,14 @@
 """Attention kernels on the simulator against attention from its definition, in float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from service.executor.cuda.kernels import KernelConfig, Scalar
+from service.executor.cuda.kernels import KernelConfig, PrefillShape, Scalar, choose_prefill_shape
 from tests.cuda.attention_problem import Problem, decode_plan, expected_attention, make_arrays, prefill_plan
 from tests.cuda.attention_runs import check_attention, run_attention
+from tests.cuda.kernel_builds import MAX_SHARED_BYTES
 from tests.cuda.sim_kernels import Out, SimKernels
 from tests.cudasim.build import missing_tool
 from tests.cudasim.device import SimDevice
@@ -51,6 +54,19 @@ def test_prefill_of_chunks_and_single_tokens(group_size, seed):
     check(mixed(group_size), "prefill", seed=seed)
 
 
+@pytest.mark.parametrize("group_size", [1, 3, 8])
+@pytest.mark.parametrize(
+    "prefill",
+    [PrefillShape(64, 4, 64), PrefillShape(128, 4, 64), PrefillShape(128, 4, 32), PrefillShape(128, 8, 32)],
+    ids=str,
+)
+def test_prefill_in_other_shapes(prefill, group_size):
+    """Items that are full, begin within a token's heads, and leave warps without rows."""
+    problem = Problem((5, 40, 129, 260), (3, 1, 129, 45), group_size)
+    check(problem, "prefill", prefill=prefill, seed=2)
+    check(replace(problem, window=20, softcap=1.5), "prefill", prefill=prefill)
+
+
 @pytest.mark.parametrize("window", [1, 16, 20, 70])
 @pytest.mark.parametrize("shape", ["decode", "prefill"])
 def test_sliding_window(shape, window):
@@ -65,7 +81,8 @@ def test_soft_cap(shape):
 @pytest.mark.parametrize(("block_size", "tile_tokens"), [(32, 64), (32, 32), (16, 32)])
 def test_other_blocks_and_tiles(block_size, tile_tokens):
     check(decode(4, block_size=block_size, scalar="half"), "decode", tile_tokens=tile_tokens, chunk=32)
-    check(mixed(4, block_size=block_size, scalar="half"), "prefill", tile_tokens=tile_tokens)
+    prefill = PrefillShape(64, 4, tile_tokens)
+    check(mixed(4, block_size=block_size, scalar="half"), "prefill", prefill=prefill)
 
 
 @pytest.mark.parametrize("scalar", ["bf16", "half"])
@@ -101,9 +118,11 @@ def test_long_and_skewed_contexts(scalar):
 @pytest.mark.parametrize("scalar", ["bf16", "half"])
 def test_every_head_dim(scalar, head_dim, tile_tokens, block_size, is_fp8):
     options = {"scalar": scalar, "head_dim": head_dim, "block_size": block_size, "is_fp8": is_fp8}
+    shapes = {choose_prefill_shape(head_dim, is_fp8, most) for most in MAX_SHARED_BYTES.values()}
     for group_size, seed in ((1, 0), (3, 1), (8, 2), (16, 3)):
         check(decode(group_size, **options), "decode", tile_tokens=tile_tokens, seed=seed, chunk=64 * (seed % 2))
-        check(mixed(group_size, **options), "prefill", tile_tokens=tile_tokens, seed=seed)
+        for shape in shapes:
+            check(mixed(group_size, **options), "prefill", prefill=shape, seed=seed)
 
 
 def test_queries_may_lie_in_the_output():
@@ -111,7 +130,7 @@ def test_queries_may_lie_in_the_output():
     arrays = make_arrays(problem)
     config = KernelConfig(Scalar.BF16, problem.head_dim, problem.block_size, 64, Scalar.BF16)
     kernels = SimKernels(config, SimDevice(seed=2))
-    plan = prefill_plan(problem)
+    plan = prefill_plan(problem, config.prefill.num_rows)
     both = Out(arrays.q.copy())
     sizes = (arrays.table.shape[1], problem.num_kv_heads, problem.group_size, 0, problem.scale, 0.0, 1.0)
     grid = (len(plan.items), problem.num_kv_heads)

@@ -12,7 +12,6 @@ from service.executor.cuda.attention_plan import (
     CHUNK_TOKENS,
     DECODE_ROWS,
     MAX_CHUNKS,
-    PREFILL_ROWS,
     WHOLE,
     PlanLimits,
 )
@@ -37,6 +36,7 @@ def steps(draw: st.DrawFn) -> tuple[PlanLimits, list[int], list[int]]:
         max_tokens=1024,
         max_context=1 << 16,
         tile_tokens=draw(st.sampled_from([32, 64])),
+        prefill_rows=draw(st.sampled_from([64, 128])),
         sliding_window=draw(st.sampled_from([0, 0, 1, 100, 4096])),
         is_deterministic=draw(st.booleans()),
     )
@@ -57,7 +57,7 @@ def test_items_cover_what_every_row_sees_once_in_tiles(step: tuple[PlanLimits, l
     covered: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for rows, items in (
         (DECODE_ROWS, sections.decode_items[: counts.num_decode_items]),
-        (PREFILL_ROWS, sections.prefill_items[: counts.num_prefill_items]),
+        (limits.prefill_rows, sections.prefill_items[: counts.num_prefill_items]),
     ):
         for seq, first_row, num_tokens, begin, end, _, first_token, context in items.tolist():
             assert (query_lens[seq], first_tokens[seq], context_lens[seq]) == (num_tokens, first_token, context)

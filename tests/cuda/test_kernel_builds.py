@@ -3,7 +3,13 @@
 import pytest
 
 from service.executor.cuda.compiler import nvrtc_version
-from service.executor.cuda.kernels import DEFAULT_SHARED_BYTES, HEAD_DIMS, choose_tile_tokens, kernel_specs
+from service.executor.cuda.kernels import (
+    DEFAULT_SHARED_BYTES,
+    HEAD_DIMS,
+    choose_prefill_shape,
+    choose_tile_tokens,
+    kernel_specs,
+)
 from tests.cuda.kernel_builds import (
     MAX_SHARED_BYTES,
     Resources,
@@ -56,7 +62,7 @@ def test_every_kernel_has_neither_stack_nor_spills_on_any_architecture(name):
 def test_committed_table_is_what_the_compiler_says():
     _skip_other_compiler()
     assert committed_rows() == {name: table_row(VARIANTS[name]) for name in VARIANTS}
-    assert table().count("\n") == len(VARIANTS) + 7
+    assert table().count("\n") == len(VARIANTS) + 8
 
 
 @pytest.mark.parametrize("name", ["sample_rows LOGIT=half", "attn_combine SCALAR=bf16 HEAD_DIM=96"])
@@ -107,8 +113,8 @@ def test_shared_memory_fits_every_architecture(architecture):
 
 @pytest.mark.parametrize(
     ("head_dim", "expected"),
-    # (16 + 256) rows of (D + 8) 16-bit numbers in decode, (64 + 256) in prefill, tiles of 64
-    [(64, (39_168, 46_080)), (96, (56_576, 66_560)), (128, (73_984, 87_040))],
+    # (16 + 256) rows of (D + 8) 16-bit numbers in decode, (128 + 256) in prefill, tiles of 64
+    [(64, (39_168, 55_296)), (96, (56_576, 79_872)), (128, (73_984, 104_448))],
 )
 def test_shared_bytes_of_attention(head_dim, expected):
     variant = VARIANTS[f"attn_decode SCALAR=bf16 HEAD_DIM={head_dim} BLOCK_SIZE=16 KV_FP8=0"]
@@ -119,6 +125,24 @@ def test_shared_bytes_of_attention(head_dim, expected):
 def test_tiles_are_halved_where_two_blocks_would_not_fit():
     assert [64, 64, 64, 32] == [choose_tile_tokens(head_dim, False, 227 << 10) for head_dim in HEAD_DIMS]
     assert [64, 32, 32, 32] == [choose_tile_tokens(head_dim, False, 99 << 10) for head_dim in HEAD_DIMS]
+
+
+@pytest.mark.parametrize(
+    ("kib", "is_fp8", "expected"),
+    [
+        # By hand: (rows + 4 * tile) rows of 2 D + 16 bytes, in fp8 those of tiles D + 16; twice, or once with eight
+        # warps, and 1 KiB for each, in a multiprocessor that has 1 KiB more than a block may ask for.
+        (227, False, ["128/4 t64", "128/4 t64", "128/4 t64", "64/4 t32"]),
+        (227, True, ["128/4 t64", "128/4 t64", "128/4 t32", "64/4 t64"]),
+        (163, False, ["128/4 t64", "128/4 t64", "128/4 t32", "128/8 t32"]),
+        (163, True, ["128/4 t64", "128/4 t64", "128/4 t32", "64/4 t32"]),
+        (99, False, ["128/4 t32", "64/4 t32", "128/8 t32", "64/4 t32"]),
+        (99, True, ["128/4 t64", "128/4 t32", "64/4 t32", "64/4 t32"]),
+    ],
+)
+def test_a_multiprocessor_holds_eight_warps_of_prefill_where_any_shape_allows_it(kib, is_fp8, expected):
+    shapes = [choose_prefill_shape(head_dim, is_fp8, kib << 10) for head_dim in HEAD_DIMS]
+    assert expected == [f"{shape.num_rows}/{shape.num_warps} t{shape.tile_tokens}" for shape in shapes]
 
 
 def test_only_attention_asks_for_more_shared_memory_than_the_default():

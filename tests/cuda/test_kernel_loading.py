@@ -7,8 +7,9 @@ from service.errors import ConfigError, ExecutorError
 from service.executor.cuda.compiler import CubinCache
 from service.executor.cuda.kernels import (
     KernelConfig,
+    PrefillShape,
     Scalar,
-    choose_tile_tokens,
+    choose_prefill_shape,
     kernel_specs,
     load_kernels,
     source_folder,
@@ -57,8 +58,12 @@ def test_every_kernel_that_is_launched_is_loaded_once_from_one_module_a_source(t
 @pytest.mark.skipif(missing_nvrtc() is not None, reason=str(missing_nvrtc()))
 def test_shared_memory_above_the_default_is_asked_for(tmp_path):
     books = Books()
-    load_kernels(KernelConfig(Scalar.BF16, 96, 16, 64, Scalar.BF16), CubinCache(tmp_path), books)
-    assert {"attn_decode": 56_576, "attn_prefill": 66_560} == books.shared
+    load_kernels(
+        KernelConfig(Scalar.BF16, 96, 16, 64, Scalar.BF16, prefill=PrefillShape(128, 4, 64)),
+        CubinCache(tmp_path),
+        books,
+    )
+    assert {"attn_decode": 56_576, "attn_prefill": 79_872} == books.shared
     few = Books()
     load_kernels(CONFIG, CubinCache(tmp_path), few)
     assert {} == few.shared
@@ -116,9 +121,9 @@ def test_configuration_without_kernels_is_refused(changed, message):
 
 def test_device_with_too_little_shared_memory_is_refused():
     needed = 64 * 528 + 4 * 32 * 528  # queries and four stages of 32 rows of 256 numbers, padded
-    assert 32 == choose_tile_tokens(256, False, needed)
+    assert PrefillShape(64, 4, 32) == choose_prefill_shape(256, False, needed)
     with pytest.raises(ConfigError, match="head_dim: attention with 256 takes 101,376 bytes"):
-        choose_tile_tokens(256, False, needed - 1)
+        choose_prefill_shape(256, False, needed - 1)
 
 
 def test_sources_are_all_there_and_no_package_hides_cuda_bindings():

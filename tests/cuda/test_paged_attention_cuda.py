@@ -47,6 +47,7 @@ class CudaCase:
             max_context=int(case.batch.context_lens.max()),
             sliding_window=spec.sliding_window,
             tile_tokens=kernels.kernels.tile_tokens,
+            prefill_rows=kernels.kernels.prefill_rows,
             **options,
         )
         layout = PlanLayout.of(self.limits, has_prefill=True)

@@ -15,7 +15,13 @@ from service.executor.cuda.compiler import CubinCache
 from service.executor.cuda.driver import CudaDriver
 from service.executor.cuda.executor import CudaExecutor, CudaParts
 from service.executor.cuda.graph import cuda_graph
-from service.executor.cuda.kernels import KernelConfig, Scalar, choose_tile_tokens, load_kernels
+from service.executor.cuda.kernels import (
+    KernelConfig,
+    Scalar,
+    choose_prefill_shape,
+    choose_tile_tokens,
+    load_kernels,
+)
 from service.executor.cuda.kernels_driver import DriverModules
 from service.executor.cuda.launch import BFLOAT16, FLOAT8E4M3FN, FLOAT16, CudaOps, LoadedKernel, ModelKernels
 from service.executor.cuda.precision import Precision
@@ -96,6 +102,7 @@ def model_kernels(config: KernelConfig, loaded: Mapping[str, LoadedKernel]) -> M
         head_dim=config.head_dim,
         block_size=config.block_size,
         tile_tokens=config.tile_tokens,
+        prefill_rows=config.prefill.num_rows,
     )
 
 
@@ -103,7 +110,9 @@ def _compiled_kernels(
     config: ExecutorConfig, model: ModelInfo, precision: Precision, modules: DriverModules
 ) -> ModelKernels:
     """The kernels of a model for the device of `modules`, compiled unless the cache holds them."""
-    tile_tokens = choose_tile_tokens(model.head_dim, precision.is_kv_fp8, modules.max_shared_bytes)
-    kernel_config = precision.kernel_config(model.head_dim, config.block_size, tile_tokens)
+    device = (model.head_dim, precision.is_kv_fp8, modules.max_shared_bytes)
+    kernel_config = precision.kernel_config(
+        model.head_dim, config.block_size, choose_tile_tokens(*device), choose_prefill_shape(*device)
+    )
     cache = CubinCache(Path(config.kernel_cache).expanduser())
     return model_kernels(kernel_config, load_kernels(kernel_config, cache, modules))

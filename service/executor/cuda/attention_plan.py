@@ -2,14 +2,15 @@
 
 Vocabulary. A *packed row* is one (token, query head of a kv head's group) pair; the rows of a sequence are numbered
 token * group_size + head in the group. A *tile* is a fixed number of token positions of K and V. An *item* is what a
-block computes at a time: up to 16 (decode) or 64 (prefill) packed rows of one sequence over one range of tiles.
+block computes at a time: up to 16 (decode) or `prefill_rows` packed rows of one sequence over one range of tiles.
 
 Sequences with at most 16 packed rows are decoded. Their tiles, laid end to end, are cut into as many equal ranges as
 there are blocks, and also where one sequence ends and the next begins. A piece that is not its sequence's whole range
 is a *partial* item: its result goes into a numbered slot, and a second kernel merges the slots of each sequence in
 order. A block's range begins and ends inside at most two sequences, so it has at most two partial items.
 
-All other sequences are prefilled: an item per 64 packed rows over all the tiles that they see, longest first.
+All other sequences are prefilled: an item per `prefill_rows` packed rows over all the tiles that they see, longest
+first.
 
 A plan is data at fixed addresses, so that the launches of a captured CUDA graph never change.
 """
@@ -22,7 +23,6 @@ import numpy as np
 from service.core.types import BoolArray, Int32Array, Int64Array
 
 DECODE_ROWS: Final = 16  # packed rows of a decode item
-PREFILL_ROWS: Final = 64
 ITEM_FIELDS: Final = 8
 WHOLE: Final = -1  # the slot of an item that is its sequence's whole range
 CHUNK_TOKENS: Final = 512  # deterministic: the shortest piece of a sequence
@@ -41,6 +41,7 @@ class PlanLimits:
     max_tokens: int  # of one step
     max_context: int  # tokens of one sequence
     tile_tokens: int = 64  # what the kernels were compiled for
+    prefill_rows: int = 64  # as well: packed rows of a prefill item
     sliding_window: int = 0  # tokens that a token sees, itself included; 0: all before it
     # Cut sequences by their own length alone, so that a result never depends on the rest of the batch.
     is_deterministic: bool = False
@@ -60,7 +61,7 @@ class PlanLimits:
     @property
     def max_prefill_items(self) -> int:
         """Prefill items of the largest plan: full ones, and a last one for each sequence."""
-        return self.max_tokens * self.group_size // PREFILL_ROWS + min(self.max_seqs, self.max_tokens)
+        return self.max_tokens * self.group_size // self.prefill_rows + min(self.max_seqs, self.max_tokens)
 
 
 class PlanSections(NamedTuple):
@@ -170,14 +171,14 @@ class AttentionPlanner:
     def _fill_prefill(
         self, cu_seqlens: Int32Array, query_lens: Int32Array, contexts: Int32Array, seqs: Int64Array
     ) -> int:
-        """An item for each 64 packed rows of `seqs`."""
-        group_size = self._limits.group_size
+        """An item for each `prefill_rows` packed rows of `seqs`."""
+        group_size, item_rows = self._limits.group_size, self._limits.prefill_rows
         num_rows = query_lens[seqs] * group_size
-        num_items = -(-num_rows // PREFILL_ROWS)
+        num_items = -(-num_rows // item_rows)
         seq = np.repeat(seqs, num_items)
         last = np.cumsum(num_items)
-        first_row = (np.arange(last[-1]) - np.repeat(last - num_items, num_items)) * PREFILL_ROWS
-        last_row = np.minimum(first_row + PREFILL_ROWS, np.repeat(num_rows, num_items)) - 1
+        first_row = (np.arange(last[-1]) - np.repeat(last - num_items, num_items)) * item_rows
+        last_row = np.minimum(first_row + item_rows, np.repeat(num_rows, num_items)) - 1
         num_before = contexts[seq] - query_lens[seq]
         kv_begin = self._first_kv(num_before + first_row // group_size)
         kv_end = num_before + last_row // group_size + 1

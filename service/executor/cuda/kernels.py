@@ -19,7 +19,9 @@ DEFAULT_SHARED_BYTES: Final = 48 * 1024
 
 HEAD_DIMS: Final = (64, 96, 128, 256)
 BLOCK_SIZES: Final = (16, 32)
-_ATTENTION_WARPS: Final = 4
+_WARP: Final = 32
+_DECODE_WARP_TOKENS: Final = 16  # of a tile
+_DECODE_ROWS: Final = 16
 _SAMPLE_THREADS: Final = 1024
 _RESERVED_BYTES: Final = 1024  # that the device adds to every block
 
@@ -33,15 +35,28 @@ class Scalar(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillShape:
+    """What a block of attn_prefill takes. A warp has 16 or 32 of the rows: with 32, what it loads serves twice."""
+
+    num_rows: int = 64  # packed rows of an item, as the plan has them
+    num_warps: int = 4
+    tile_tokens: int = 32
+
+
+SMALLEST_PREFILL: Final = PrefillShape()
+
+
+@dataclass(frozen=True, slots=True)
 class KernelConfig:
     """What a model's kernels are compiled for. Raises ConfigError when there is no kernel for it."""
 
     scalar: Scalar  # BF16 or HALF
     head_dim: int
     block_size: int
-    tile_tokens: int
+    tile_tokens: int  # of attn_decode, and of the plan
     logit: Scalar
     is_kv_fp8: bool = False
+    prefill: PrefillShape = SMALLEST_PREFILL
 
     def __post_init__(self) -> None:
         """Check what the kernels can do."""
@@ -62,6 +77,9 @@ class KernelConfig:
             f"HEAD_DIM={self.head_dim}",
             f"BLOCK_SIZE={self.block_size}",
             f"TILE_TOKENS={self.tile_tokens}",
+            f"PREFILL_ROWS={self.prefill.num_rows}",
+            f"PREFILL_WARPS={self.prefill.num_warps}",
+            f"PREFILL_TILE_TOKENS={self.prefill.tile_tokens}",
             f"KV_FP8={int(self.is_kv_fp8)}",
             f"LOGIT={self.logit}",
         )
@@ -79,17 +97,13 @@ class KernelSpec:
 
 def kernel_specs(config: KernelConfig) -> tuple[KernelSpec, ...]:
     """Every kernel that is launched. cuda/README.md describes them."""
-    tile = config.tile_tokens
-    bytes_of = attention_shared_bytes
+    tile, prefill = config.tile_tokens, config.prefill
+    decode_bytes = attention_shared_bytes(_DECODE_ROWS, config.head_dim, tile, config.is_kv_fp8)
+    prefill_bytes = attention_shared_bytes(prefill.num_rows, config.head_dim, prefill.tile_tokens, config.is_kv_fp8)
     return (
         KernelSpec("rope_kv_write", "rope_kv_write.cu", 128, 16 * config.head_dim),
-        KernelSpec("attn_decode", "attention.cu", 2 * tile, bytes_of(16, config.head_dim, tile, config.is_kv_fp8)),
-        KernelSpec(
-            "attn_prefill",
-            "attention.cu",
-            32 * _ATTENTION_WARPS,
-            bytes_of(16 * _ATTENTION_WARPS, config.head_dim, tile, config.is_kv_fp8),
-        ),
+        KernelSpec("attn_decode", "attention.cu", _WARP * (tile // _DECODE_WARP_TOKENS), decode_bytes),
+        KernelSpec("attn_prefill", "attention.cu", _WARP * prefill.num_warps, prefill_bytes),
         KernelSpec("attn_combine", "attention_combine.cu", 128, 0),
         KernelSpec("sample_rows", "sample_rows.cu", _SAMPLE_THREADS, SAMPLE_SHARED_BYTES),
     )
@@ -109,18 +123,52 @@ def choose_tile_tokens(head_dim: int, is_kv_fp8: bool, max_shared_bytes: int) ->
     """64 if two blocks of attn_decode then share a multiprocessor, else 32.
 
     `max_shared_bytes`: the most that a block may ask for, which is a multiprocessor's all but what is reserved a block.
-    Raises ConfigError when not even tiles of 32 fit.
     """
-    decode_bytes = attention_shared_bytes(16, head_dim, 64, is_kv_fp8) + _RESERVED_BYTES
-    if 2 * decode_bytes <= max_shared_bytes + _RESERVED_BYTES:
-        return 64
-    prefill_bytes = attention_shared_bytes(16 * _ATTENTION_WARPS, head_dim, 32, is_kv_fp8)
-    if prefill_bytes > max_shared_bytes:
+    return 64 if _fit(2, attention_shared_bytes(_DECODE_ROWS, head_dim, 64, is_kv_fp8), max_shared_bytes) else 32
+
+
+_PREFILL_SHAPES: Final = (
+    PrefillShape(128, 4, 64),
+    PrefillShape(128, 4, 32),
+    PrefillShape(64, 4, 64),
+    SMALLEST_PREFILL,
+    PrefillShape(128, 8, 32),
+)
+_PREFILL_RESIDENT_WARPS: Final = 8
+_MAX_WIDE_HEAD_DIM: Final = 128  # of 32 rows a warp: more have no registers for their sums
+
+
+def choose_prefill_shape(head_dim: int, is_kv_fp8: bool, max_shared_bytes: int) -> PrefillShape:
+    """The first shape of which a multiprocessor holds eight warps, else the smallest.
+
+    Raises ConfigError when not even that fits. `max_shared_bytes` as in `choose_tile_tokens`.
+    """
+    for shape in _PREFILL_SHAPES:
+        num_bytes = attention_shared_bytes(shape.num_rows, head_dim, shape.tile_tokens, is_kv_fp8)
+        num_blocks = _PREFILL_RESIDENT_WARPS // shape.num_warps
+        if _has_registers(shape, head_dim, is_kv_fp8) and _fit(num_blocks, num_bytes, max_shared_bytes):
+            return shape
+    smallest = SMALLEST_PREFILL
+    num_bytes = attention_shared_bytes(smallest.num_rows, head_dim, smallest.tile_tokens, is_kv_fp8)
+    if num_bytes > max_shared_bytes:
         raise ConfigError(
-            f"head_dim: attention with {head_dim} takes {prefill_bytes:,} bytes of shared memory a block, and the "
+            f"head_dim: attention with {head_dim} takes {num_bytes:,} bytes of shared memory a block, and the "
             f"device has {max_shared_bytes:,}"
         )
-    return 32
+    return smallest
+
+
+def _has_registers(shape: PrefillShape, head_dim: int, is_kv_fp8: bool) -> bool:
+    if shape.num_rows == 16 * shape.num_warps:
+        return True
+    # e4m3 takes some for what it widens to; with the scores of 64 tokens nothing is left for that.
+    is_too_much = is_kv_fp8 and head_dim == _MAX_WIDE_HEAD_DIM and shape.tile_tokens == 64
+    return head_dim <= _MAX_WIDE_HEAD_DIM and not is_too_much
+
+
+def _fit(num_blocks: int, num_bytes: int, max_shared_bytes: int) -> bool:
+    """Whether a multiprocessor has the shared memory for as many blocks."""
+    return num_blocks * (num_bytes + _RESERVED_BYTES) <= max_shared_bytes + _RESERVED_BYTES
 
 
 def source_folder() -> Path:

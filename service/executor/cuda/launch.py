@@ -35,6 +35,7 @@ class ModelKernels:
     head_dim: int
     block_size: int
     tile_tokens: int
+    prefill_rows: int = 64
 
 
 class CudaKernelStruct(ctypes.Structure):

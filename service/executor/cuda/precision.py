@@ -22,7 +22,7 @@ from typing import Final
 
 from graphs.manifest import Manifest
 from service.errors import ConfigError
-from service.executor.cuda.kernels import KernelConfig, Scalar
+from service.executor.cuda.kernels import SMALLEST_PREFILL, KernelConfig, PrefillShape, Scalar
 from service.executor.cuda.launch import BFLOAT16, FLOAT16
 from service.executor.kv_layout import KvDtype
 
@@ -70,6 +70,8 @@ class Precision:
         """Whether an element of the KV buffer is a byte."""
         return self.kv_dtype is KvDtype.FP8
 
-    def kernel_config(self, head_dim: int, block_size: int, tile_tokens: int) -> KernelConfig:
+    def kernel_config(
+        self, head_dim: int, block_size: int, tile_tokens: int, prefill: PrefillShape = SMALLEST_PREFILL
+    ) -> KernelConfig:
         """What the kernels of such a model are compiled for. Raises ConfigError when there are none."""
-        return KernelConfig(self.scalar, head_dim, block_size, tile_tokens, self.scalar, self.is_kv_fp8)
+        return KernelConfig(self.scalar, head_dim, block_size, tile_tokens, self.scalar, self.is_kv_fp8, prefill)

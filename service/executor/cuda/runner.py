@@ -60,6 +60,7 @@ class StepRunner:
             max_tokens=limits.max_num_seqs,
             max_context=limits.max_model_len,
             tile_tokens=kernels.tile_tokens,
+            prefill_rows=kernels.prefill_rows,
             sliding_window=parts.session.sliding_window,
             is_deterministic=is_deterministic,
         )

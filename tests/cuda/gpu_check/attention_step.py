@@ -36,6 +36,7 @@ class AttentionStep:
             max_tokens=case.num_tokens,
             max_context=max(case.contexts),
             tile_tokens=config.tile_tokens,
+            prefill_rows=config.prefill.num_rows,
         )
         rng = np.random.default_rng(3)
         try:

@@ -16,6 +16,7 @@ from service.executor.cuda.kernels import (
     HEAD_DIMS,
     KernelConfig,
     Scalar,
+    choose_prefill_shape,
     choose_tile_tokens,
     kernel_specs,
     source_folder,
@@ -73,9 +74,10 @@ def kernel_config(
     is_fp8: bool = False,
     logit: Scalar = Scalar.FLOAT,
 ) -> KernelConfig:
-    """With the tile that the product chooses on the device."""
-    tile = choose_tile_tokens(head_dim, is_fp8, device.max_shared_bytes)
-    return KernelConfig(scalar, head_dim, block_size, tile, logit, is_fp8)
+    """With the shapes that the product chooses on the device."""
+    at_hand = (head_dim, is_fp8, device.max_shared_bytes)
+    tile, prefill = choose_tile_tokens(*at_hand), choose_prefill_shape(*at_hand)
+    return KernelConfig(scalar, head_dim, block_size, tile, logit, is_fp8, prefill)
 
 
 def all_cubins(max_shared_bytes: int) -> list[Cubin]:
@@ -87,8 +89,9 @@ def all_cubins(max_shared_bytes: int) -> list[Cubin]:
     cubins: dict[Cubin, None] = {}
     choices = product(MODEL_SCALARS, HEAD_DIMS, BLOCK_SIZES, (False, True), Scalar)
     for scalar, head_dim, block_size, is_fp8, logit in choices:
-        tile = choose_tile_tokens(head_dim, is_fp8, max_shared_bytes)
-        config = KernelConfig(scalar, head_dim, block_size, tile, logit, is_fp8)
+        at_hand = (head_dim, is_fp8, max_shared_bytes)
+        tile, prefill = choose_tile_tokens(*at_hand), choose_prefill_shape(*at_hand)
+        config = KernelConfig(scalar, head_dim, block_size, tile, logit, is_fp8, prefill)
         for source in {spec.source for spec in kernel_specs(config)}:
             cubins[source, tuple(each for each in config.definitions if each.split("=")[0] in MACROS[source])] = None
             if (block_size, logit) == (16, scalar):

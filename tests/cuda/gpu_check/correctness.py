@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from graphs.op_twins_attention import AttentionSpec
-from service.executor.cuda.kernels import BLOCK_SIZES, HEAD_DIMS, choose_tile_tokens
+from service.executor.cuda.kernels import BLOCK_SIZES, HEAD_DIMS, choose_prefill_shape, choose_tile_tokens
 from tests.cuda.attention_problem import E4M3, Problem, expected_attention, make_arrays
 from tests.cuda.attention_runs import LIMIT, run_attention
 from tests.cuda.gpu_check.device import CheckDevice, StepFailedError
@@ -128,8 +128,9 @@ def attention_case(problem: Problem, shape: str, chunk: int = 0) -> Case:
     made = cache(lambda: make_arrays(problem))  # not before the case's turn
 
     def run(device: CheckDevice) -> list[np.ndarray]:
-        tile = choose_tile_tokens(problem.head_dim, problem.is_fp8, device.max_shared_bytes)
-        return [run_attention(device, problem, shape, chunk=chunk, tile_tokens=tile, arrays=made())]
+        at_hand = (problem.head_dim, problem.is_fp8, device.max_shared_bytes)
+        shapes = {"tile_tokens": choose_tile_tokens(*at_hand), "prefill": choose_prefill_shape(*at_hand)}
+        return [run_attention(device, problem, shape, chunk=chunk, arrays=made(), **shapes)]
 
     def error(outputs: list[np.ndarray]) -> float:
         expected = expected_attention(problem, made())

@@ -65,7 +65,7 @@ class Case:
 
 def attention_case(problem: Problem, shape: str, chunk: int = 0) -> Case:
     arrays = make_arrays(problem)
-    plan = decode_plan(problem, 3, chunk) if shape == "decode" else prefill_plan(problem)
+    plan = decode_plan(problem, 3, chunk) if shape == "decode" else prefill_plan(problem, 64)
     config = KernelConfig(
         Scalar(problem.scalar), problem.head_dim, problem.block_size, 64, Scalar(problem.scalar), problem.is_fp8
     )
