@@ -12,21 +12,16 @@
 // dimensions, which changes the dimensions that a lane sums.
 #pragma once
 
-#include "scalar.cuh"
+#include "kv_buffer.cuh"
 #include "tensor_core.cuh"
 
-using T = SCALAR;
 #if KV_FP8
-using Kv = u8;
 using Operand = half;
 #else
-using Kv = T;
 using Operand = T;
 #endif
 
 constexpr bool kIsFp8 = KV_FP8;
-constexpr int kHeadDim = HEAD_DIM;
-constexpr int kBlockSize = BLOCK_SIZE;
 
 constexpr int kRowBytes = kHeadDim * static_cast<int>(sizeof(Kv));
 constexpr int kRowChunks = kRowBytes / 16;

@@ -8,19 +8,10 @@
 // be any lane's. Values go from register to register.
 //
 // Bound: by reading qkv and writing it again once, and for few tokens by the launch. History: 1. as shipped.
-#include "scalar.cuh"
-
-using T = SCALAR;
-#if KV_FP8
-using Kv = u8;
-#else
-using Kv = T;
-#endif
+#include "kv_buffer.cuh"
 
 namespace {
 
-constexpr int kHeadDim = HEAD_DIM;
-constexpr int kBlockSize = BLOCK_SIZE;
 constexpr int kWarps = 4;
 constexpr int kPairs = kHeadDim / 2;
 
