@@ -29,6 +29,7 @@
 //   8. 32 rows a warp in prefill where registers allow: keys and values are loaded once for both sixteens. For 128 rows
 //      80 matrix loads a warp instead of 144, 953 instructions instead of 1,166, and shared memory 1,536 cycles instead
 //      of 2,816
+//   9. decode scales its sums only in tiles where a maximum rises: 277 instructions where none does, 351 where one does
 #include "attention_output.cuh"
 
 namespace {

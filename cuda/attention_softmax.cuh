@@ -101,15 +101,22 @@ struct Softmax {
 
   // Raises the largest scores to those of this tile and scales down what was summed before.
   DEVICE void rescale(const Launch& launch, int r) {
+    float most[2] = {largest[r][0], largest[r][1]};
 #pragma unroll
     for (int half_row = 0; half_row < 2; ++half_row) {
-      float most = largest[r][half_row];
+      float& tops = most[half_row];
 #pragma unroll
-      for (const auto& four : scores[r]) most = fmaxf(most, fmaxf(four[2 * half_row], four[2 * half_row + 1]));
-      most = fmaxf(most, __shfl_xor_sync(kWholeWarp, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(kWholeWarp, most, 2));
-      const float factor = exp2_approx((largest[r][half_row] - most) * launch.scale);
-      largest[r][half_row] = most;
+      for (const auto& four : scores[r]) tops = fmaxf(tops, fmaxf(four[2 * half_row], four[2 * half_row + 1]));
+      tops = fmaxf(tops, __shfl_xor_sync(kWholeWarp, tops, 1));
+      tops = fmaxf(tops, __shfl_xor_sync(kWholeWarp, tops, 2));
+    }
+    // Few tiles hold a row's largest score so far; in prefill there are no registers for a branch.
+    const bool has_risen = most[0] > largest[r][0] || most[1] > largest[r][1];
+    if (S::kIsDecode && !__any_sync(kWholeWarp, has_risen)) return;
+#pragma unroll
+    for (int half_row = 0; half_row < 2; ++half_row) {
+      const float factor = exp2_approx((largest[r][half_row] - most[half_row]) * launch.scale);
+      largest[r][half_row] = most[half_row];
       total[r][half_row] *= factor;
 #pragma unroll
       for (auto& four : sums[r]) {
