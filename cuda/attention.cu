@@ -30,6 +30,7 @@
 //      80 matrix loads a warp instead of 144, 953 instructions instead of 1,166, and shared memory 1,536 cycles instead
 //      of 2,816
 //   9. decode scales its sums only in tiles where a maximum rises: 277 instructions where none does, 351 where one does
+//  10. the next item of a decode block is read while the one before is computed
 #include "attention_output.cuh"
 
 namespace {
@@ -116,9 +117,14 @@ extern "C" __global__ void __launch_bounds__(Decode::kThreads, kDecodeBlocks)
   extern __shared__ __align__(128) char smem[];
   const Launch launch(q, kv, block_table, out, part, lse, table_stride, num_kv_heads, group_size, window, scale,
                       softcap, v_scale);
+  int i = item_indptr[blockIdx.x];
   const int end = item_indptr[blockIdx.x + 1];
-  for (int i = item_indptr[blockIdx.x]; i < end; ++i) {
-    attend<Decode>(launch, Item::at(items, i), smem);
+  if (i == end) return;
+  Item item = Item::at(items, i);
+  for (; i < end; ++i) {
+    const Item next = Item::at(items, min(i + 1, end - 1));  // comes meanwhile
+    attend<Decode>(launch, item, smem);
+    item = next;
     __syncthreads();  // the next item's queries and tiles take the place of what was merged
   }
 }

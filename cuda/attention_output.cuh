@@ -26,6 +26,7 @@ DEVICE void write_rows(const Launch& launch, const Item& item, const Softmax<Pre
 // Merges the warps' softmaxes of a decode item and writes its rows to `out`, or to `part` and `lse` if it has a slot.
 DEVICE void merge_rows(const Launch& launch, const Item& item, const Softmax<Decode>& softmax, float* sums) {
   using S = Decode;
+  static_assert(S::kTokenWarps * 16 * (kMergeRow + 2) * 4 <= 4 * S::kStageBytes, "the merge fits the stages");
   float* maxima = sums + S::kTokenWarps * 16 * kMergeRow;
   float* totals = maxima + S::kTokenWarps * 16;
   const int lane = lane_of_thread();
