@@ -71,13 +71,14 @@ def export_model(
         tokenizer = write_tokenizer(opened.path, folder)
         if tokenizer.vocab_size > opened.spec.vocab_size:
             raise ExportError(
-                f"{source}: the tokenizer knows {tokenizer.vocab_size} ids, the model only {opened.spec.vocab_size}"
+                f"{source}: the tokenizer's largest id {tokenizer.vocab_size - 1} is not allowed: "
+                f"the model has the ids 0 to {opened.spec.vocab_size - 1}"
             )
         write_graphs(opened, folder, weight_format, progress)
         progress("verifying", 0, 1)
         verification = verify_export(folder, opened, weight_format)
         progress("verifying", 1, 1)
-        manifest = _describe(opened, folder, weight_format)
+        manifest = _describe(opened, folder, weight_format, add_bos=tokenizer.add_bos)
         manifest.save(folder)
         publish(folder, out)
     return ExportResult(out, manifest, verification)
@@ -107,7 +108,7 @@ def write_graphs(source: TensorSource, folder: Path, weight_format: str, progres
         onnx.checker.check_model(str(folder / name))
 
 
-def _describe(source: TensorSource, folder: Path, weight_format: str) -> Manifest:
+def _describe(source: TensorSource, folder: Path, weight_format: str, *, add_bos: bool) -> Manifest:
     names = [*REQUIRED_FILES, *([CHAT_TEMPLATE_NAME] if (folder / CHAT_TEMPLATE_NAME).is_file() else [])]
     origin = {"name": source.path.resolve().name, "fingerprint": source_fingerprint(source.path)}
     origin |= {"dtype": source.dtype} if source.dtype else {}
@@ -115,7 +116,7 @@ def _describe(source: TensorSource, folder: Path, weight_format: str) -> Manifes
         with source.path.open("rb") as file:
             origin["sha256"] = file_digest(file, "sha256").hexdigest()
     return Manifest(
-        model=_model_info(source.spec),
+        model=_model_info(source.spec, add_bos),
         weight_format=weight_format,
         files={name: FileRecord.of(folder / name) for name in names},
         source=origin,
@@ -123,7 +124,7 @@ def _describe(source: TensorSource, folder: Path, weight_format: str) -> Manifes
     )
 
 
-def _model_info(spec: ModelSpec) -> ModelInfo:
+def _model_info(spec: ModelSpec, add_bos: bool) -> ModelInfo:
     return ModelInfo(
         name=spec.name,
         architecture=spec.architecture,
@@ -136,7 +137,7 @@ def _model_info(spec: ModelSpec) -> ModelInfo:
         context_length=spec.context_length,
         bos_token_id=spec.bos_token_id,
         eos_token_ids=spec.eos_token_ids,
-        add_bos=spec.add_bos,
+        add_bos=add_bos,
     )
 
 

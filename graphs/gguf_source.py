@@ -1,6 +1,8 @@
 """A GGUF file as a tensor source: memory-mapped, a tensor is read when asked for."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, ReaderTensor
@@ -13,10 +15,11 @@ from graphs.gguf_blocks import decode_blocks
 from graphs.manifest import GGUF_MAGIC
 from graphs.rope import Float32Array
 from graphs.spec import ModelSpec
-from graphs.spec_gguf import spec_from_gguf
+from graphs.spec_gguf import VOCABULARY_KEYS, spec_from_gguf
 from graphs.tensors import BlockWeights, StoredNames, UInt8Array, check_shapes, require_finite
 
-_MAX_LIST = 4096  # longer metadata lists are vocabularies, which a ModelSpec doesn't need
+_MAX_LIST = 4096  # longer metadata lists are vocabularies, of which a ModelSpec needs VOCABULARY_KEYS alone
+_DIVISORS_NAME = "rope_freqs.weight"
 _TOP_NAMES = {"embed": "token_embd.weight", "final_norm": "output_norm.weight", "head": "output.weight"}
 _LAYER_NAMES = {
     "norm1": "attn_norm",
@@ -31,7 +34,7 @@ _LAYER_NAMES = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
-_NAMES = StoredNames(_TOP_NAMES, "blk", _LAYER_NAMES)
+_NAMES = StoredNames(_TOP_NAMES, "blk", _LAYER_NAMES, derived=re.compile(re.escape(_DIVISORS_NAME)))
 
 
 def open_gguf(path: Path) -> GGUFReader:
@@ -64,7 +67,7 @@ class GgufSource:
         shapes = {name: _shape(tensor) for name, tensor in self._tensors.items()}
         try:
             self.spec: ModelSpec = spec_from_gguf(_metadata(self.reader), shapes, self._divisors(), path.stem)
-            check_shapes(self.spec, shapes, self._file_name)
+            check_shapes(self.spec, shapes, _NAMES)
         except (ExportError, UnicodeDecodeError) as error:  # metadata strings are decoded when they are read
             raise ExportError(f"{path}: {error}") from error
 
@@ -79,10 +82,9 @@ class GgufSource:
         order = self._row_order(name)
         rows = tensor.data if order is None or tensor.data.ndim == 1 else tensor.data[order]
         try:
-            values = np.array(dequantize(rows, tensor.tensor_type), dtype=np.float32)
-        except NotImplementedError as error:
-            kind = tensor.tensor_type.name
-            raise ExportError(f"{self.path}: tensor {tensor.name}: type {kind} cannot be read") from error
+            values = _float32(rows, tensor)
+        except ExportError as error:
+            raise ExportError(f"{self.path}: {error}") from error
         if order is not None and values.ndim == 1:
             values = values[order]
         return require_finite(values, f"{self.path}: tensor {tensor.name}")
@@ -104,8 +106,8 @@ class GgufSource:
         return _NAMES.stored(name, self.spec)
 
     def _divisors(self) -> tuple[float, ...] | None:
-        tensor = self._tensors.get("rope_freqs.weight")
-        return None if tensor is None else tuple(dequantize(tensor.data, tensor.tensor_type).reshape(-1).tolist())
+        tensor = self._tensors.get(_DIVISORS_NAME)
+        return None if tensor is None else tuple(_float32(tensor.data, tensor).reshape(-1).tolist())
 
     def _row_order(self, name: str) -> NDArray[np.int64] | None:
         """Yield the file's row for each row in half-split order, or None when the file's order is that already."""
@@ -126,6 +128,14 @@ class GgufSource:
         return order
 
 
+def _float32(rows: NDArray[Any], tensor: ReaderTensor) -> Float32Array:
+    """Dequantise `rows` of the tensor's data into an array of their own. Raises ExportError."""
+    try:
+        return np.array(dequantize(rows, tensor.tensor_type), dtype=np.float32)
+    except NotImplementedError as error:
+        raise ExportError(f"tensor {tensor.name}: type {tensor.tensor_type.name} cannot be read") from error
+
+
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
     """[out_features, in_features]: the file lists dimensions from the fastest."""
     return tuple(int(size) for size in reversed(tensor.shape))
@@ -136,5 +146,5 @@ def _metadata(reader: GGUFReader) -> dict[str, object]:
     return {
         key: field.contents()
         for key, field in fields
-        if field.types[0] != GGUFValueType.ARRAY or len(field.data) <= _MAX_LIST
+        if field.types[0] != GGUFValueType.ARRAY or len(field.data) <= _MAX_LIST or key in VOCABULARY_KEYS
     }

@@ -13,6 +13,7 @@ Control tokens become special added tokens, user-defined ones plain added tokens
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ class TokenizerFiles:
 
     tokenizer: Path
     chat_template: Path | None
-    vocab_size: int  # number of ids the tokenizer knows, added tokens included
+    vocab_size: int  # the largest id that the tokenizer knows, of added tokens too, plus 1
     add_bos: bool  # the tokenizer itself puts its bos token in front of a plain text prompt
 
 
@@ -68,7 +69,7 @@ def write_tokenizer(source: Path, out_dir: Path) -> TokenizerFiles:
     return TokenizerFiles(
         tokenizer_path,
         template_path if has_template else None,
-        vocab_size=tokenizer.get_vocab_size(),
+        vocab_size=max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         add_bos=framed[: len(plain)] != plain,
     )
 
@@ -113,8 +114,11 @@ class _Vocabulary:
         for i, token in enumerate(self.tokens):
             if self.ids[token] != i:
                 raise self.error(_TOKENS, f"{token!r} has two ids, {i} and {self.ids[token]}")
-        types = self.numbers(_TYPES) if _TYPES in metadata else [float(_NORMAL)] * len(self.tokens)
-        self.types = [int(kind) for kind in types]
+        types = self.numbers(_TYPES) if _TYPES in metadata else [_NORMAL] * len(self.tokens)
+        for kind in types:
+            if not isinstance(kind, int):
+                raise self.error(_TYPES, f"{kind!r} is not an integer")
+        self.types = types
 
     def error(self, key: str, problem: str) -> ExportError:
         return ExportError(f"{self._origin}: {key}: {problem}")
@@ -126,10 +130,10 @@ class _Vocabulary:
         return value
 
     def numbers(self, key: str) -> list[float]:
-        """One number per token."""
+        """One finite number per token."""
         value = self._metadata.get(key)
-        if not isinstance(value, list) or not all(isinstance(item, (int, float)) for item in value):
-            raise self.error(key, "is missing" if value is None else "is not a list of numbers")
+        if not isinstance(value, list) or not all(isinstance(x, (int, float)) and math.isfinite(x) for x in value):
+            raise self.error(key, "is missing" if value is None else "is not a list of finite numbers")
         if len(value) != len(self.tokens):
             raise self.error(key, f"has {len(value)} entries for {len(self.tokens)} tokens")
         return value
@@ -234,12 +238,12 @@ def _read_folder(folder: Path) -> tuple[str, object]:
         return serialized, None
     try:
         config = json.loads(_read_text(config_path))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError(f"{config_path}: not valid JSON: {error}") from error
     template = config.get("chat_template") if isinstance(config, dict) else None
     if isinstance(template, list):  # named templates
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
+        named = (item for item in template if isinstance(item, dict) and item.get("name") == "default")
+        template = next(named, {}).get("template")
     return serialized, template
 
 

@@ -1,6 +1,7 @@
 """A Hugging Face folder (config.json, safetensors) as a tensor source: memory-mapped, read when asked for."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ _LAYER_NAMES = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
-_NAMES = StoredNames(_TOP_NAMES, "model.layers", _LAYER_NAMES)
+_NAMES = StoredNames(_TOP_NAMES, "model.layers", _LAYER_NAMES, derived=re.compile(r".*\.rotary_emb\.inv_freq"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,10 @@ class _Stored:
     start: int
     end: int
 
+    def stored_bytes(self) -> UInt8Array:
+        """The tensor as it is in the map."""
+        return self.file[self.start : self.end]
+
 
 class HfSource:
     """Implements TensorSource. Holds the maps open for as long as it lives. Raises ExportError when opened."""
@@ -53,17 +58,16 @@ class HfSource:
         self.path = path
         config_path = path / "config.json"
         config = _read_json(config_path)
-        eos, add_bos = _eos_token_ids(path), _adds_bos(path)
+        eos = _eos_token_ids(path)
         try:
-            self.spec: ModelSpec = spec_from_config(
-                config, name or path.resolve().name, eos_token_ids=eos, add_bos=add_bos
-            )
+            self.spec: ModelSpec = spec_from_config(config, name or path.resolve().name, eos_token_ids=eos)
         except ExportError as error:
             raise ExportError(f"{config_path}: {error}") from error
         self._tensors = _map_tensors(path)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         try:
-            check_shapes(self.spec, shapes, self._file_name)
+            check_shapes(self.spec, shapes, _NAMES)
+            self._check_tied_head()
         except ExportError as error:
             raise ExportError(f"{path}: {error}") from error
 
@@ -81,7 +85,7 @@ class HfSource:
         if tensor.dtype not in _DTYPES:
             known = ", ".join(_DTYPES)
             raise ExportError(f"{self.path}: tensor {stored_name}: type {tensor.dtype} is not known: one of {known}")
-        values = tensor.file[tensor.start : tensor.end].view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
+        values = tensor.stored_bytes().view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
         if tensor.dtype == "BF16":  # the upper half of a float32
             widened = (values.astype(np.uint32) << 16).view(np.float32)
         else:
@@ -92,6 +96,15 @@ class HfSource:
         """Yield None: these files hold floats."""
         del name
         return None
+
+    def _check_tied_head(self) -> None:
+        """Raise ExportError when the file has a head of its own though the model says that it is the embedding."""
+        head = self._tensors.get(_TOP_NAMES["head"])
+        if head is None or not self.spec.tie_word_embeddings:
+            return
+        embedding = self._tensors[_TOP_NAMES["embed"]]
+        if head.dtype != embedding.dtype or not np.array_equal(head.stored_bytes(), embedding.stored_bytes()):
+            raise ExportError("tie_word_embeddings: True is not allowed: lm_head.weight differs from the embedding")
 
     def _file_name(self, name: str) -> str:
         return _NAMES.stored(name, self.spec)
@@ -120,17 +133,6 @@ def _eos_token_ids(path: Path) -> tuple[int, ...] | None:
         return token_ids(Fields(_read_json(settings)), "eos_token_id") or None
     except ExportError as error:
         raise ExportError(f"{settings}: {error}") from error
-
-
-def _adds_bos(path: Path) -> bool:
-    """Whether the folder's tokenizer puts a special token before every text."""
-    tokenizer = path / "tokenizer.json"
-    if not tokenizer.is_file():
-        return False
-    processor = _read_json(tokenizer).get("post_processor")
-    steps = processor.get("processors", [processor]) if isinstance(processor, dict) else []
-    templates = (step.get("single") for step in steps if isinstance(step, dict))
-    return any(isinstance(single, list) and single and "SpecialToken" in single[0] for single in templates)
 
 
 def _map_tensors(path: Path) -> dict[str, _Stored]:

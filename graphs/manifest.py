@@ -49,7 +49,7 @@ class ModelInfo:
     context_length: int  # tokens; positions run from 0 to context_length - 1
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    add_bos: bool  # whether plain text prompts start with the bos token
+    add_bos: bool  # the tokenizer puts the bos token in front of a plain text
 
 
 @dataclass(frozen=True, slots=True)

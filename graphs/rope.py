@@ -100,7 +100,9 @@ def _require_positive(field: str, value: float) -> None:
 def _check_llama3(scaling: Llama3Scaling) -> None:
     _require_positive("factor", scaling.factor)
     _require_positive("low_freq_factor", scaling.low_freq_factor)
-    _require_positive("original_max_position_embeddings", scaling.original_context_length)
+    if not 1 <= scaling.original_context_length < 2**31:
+        value = scaling.original_context_length
+        raise ExportError(f"rope scaling original_max_position_embeddings: {value} is not allowed: 1 to {2**31 - 1}")
     if not scaling.high_freq_factor > scaling.low_freq_factor:
         raise ExportError(
             f"rope scaling high_freq_factor: {scaling.high_freq_factor!r} is not allowed: "

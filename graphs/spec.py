@@ -8,12 +8,17 @@ from graphs.rope import RopeSpec
 
 MAX_HEAD_DIM = 256  # the widest head that the attention kernels hold
 MAX_CONTEXT_LENGTH = 2**24  # positions up to here are exact in float32
+MAX_LAYERS = 4096  # the graphs name every layer's tensors one by one
 MAX_DIMENSION = 2**31 - 1  # shapes and token ids are int32 in the graphs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Dimensions and details of a decoder-only transformer. Raises ExportError when a value is outside its limit."""
+    """Dimensions and details of a decoder-only transformer. Raises ExportError when a value is outside its limit.
+
+    `has_qk_norm` and `softcap` no file format here says yet: graphs, kernels and the reference know them, for the
+    families that have them.
+    """
 
     name: str
     architecture: str  # the family, for example "llama"
@@ -36,7 +41,6 @@ class ModelSpec:
     softcap: float = 0.0  # attention scores become softcap * tanh(score / softcap); 0: none
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    add_bos: bool = False  # a text prompt starts with the bos token
 
     @property
     def q_size(self) -> int:
@@ -55,8 +59,9 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         """Check every value."""
-        for field in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
+        for field in ("vocab_size", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads"):
             _require_between(field, getattr(self, field), MAX_DIMENSION)
+        _require_between("num_layers", self.num_layers, MAX_LAYERS)
         _require_between("head_dim", self.head_dim, MAX_HEAD_DIM)
         _require_between("context_length", self.context_length, MAX_CONTEXT_LENGTH)
         if self.sliding_window is not None:
@@ -71,8 +76,6 @@ class ModelSpec:
             raise _refusal("softcap", self.softcap, "a finite number, at least 0")
         if self.activation != "silu":
             raise _refusal("activation", self.activation, "'silu' is the only one known")
-        if self.add_bos and self.bos_token_id is None:
-            raise _refusal("add_bos", self.add_bos, "needs a bos_token_id")
         self._check_token_ids()
 
     def _check_token_ids(self) -> None:

@@ -15,7 +15,6 @@ def spec_from_config(
     name: str,
     *,
     eos_token_ids: tuple[int, ...] | None = None,
-    add_bos: bool = False,
 ) -> ModelSpec:
     """Describe the model. `eos_token_ids` takes the place of the config's own. Raises ExportError naming the key."""
     fields = Fields(config)
@@ -28,7 +27,6 @@ def spec_from_config(
         raise ExportError(f"num_attention_heads: {num_heads} is not allowed: at least 1")
     head_dim = fields.integer("head_dim", hidden_size // num_heads)
     has_attention_bias = fields.flag("attention_bias", False)
-    bos_token_id = fields.optional_integer("bos_token_id")
     return ModelSpec(
         name=name,
         architecture=architecture,
@@ -46,9 +44,8 @@ def spec_from_config(
         has_qkv_bias=has_attention_bias,
         has_o_bias=has_attention_bias,
         activation=fields.text("hidden_act", "silu"),
-        bos_token_id=bos_token_id,
+        bos_token_id=fields.optional_integer("bos_token_id"),
         eos_token_ids=token_ids(fields, "eos_token_id") if eos_token_ids is None else eos_token_ids,
-        add_bos=add_bos and bos_token_id is not None,
     )
 
 
@@ -73,6 +70,8 @@ def _rope(fields: Fields, head_dim: int) -> RopeSpec:
     scaling = fields.section("rope_parameters") or fields.section("rope_scaling") or Fields({})
     theta = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
     share = scaling.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))
+    if not 0 < share <= 1:
+        raise ExportError(f"partial_rotary_factor: {share!r} is not allowed: above 0, at most 1")
     return RopeSpec(theta=theta, rotary_dim=int(head_dim * share), scaling=_scaling(scaling))
 
 

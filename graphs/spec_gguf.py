@@ -1,6 +1,9 @@
 """ModelSpec from the metadata of a GGUF file."""
 
 from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
 
 from graphs.errors import ExportError
 from graphs.fields import Fields
@@ -8,10 +11,38 @@ from graphs.rope import FrequencyDivisors, LinearScaling, RopeScaling, RopeSpec
 from graphs.spec import ModelSpec
 
 ARCHITECTURES = ("llama",)
-# What llama.cpp assumes when tokenizer.ggml.add_bos_token is missing: SentencePiece vocabularies and Llama 3's do.
-_BOS_MODELS = ("llama",)
-_BOS_PRETOKENIZERS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2")
+_TOKENS, _TOKEN_TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+VOCABULARY_KEYS: Final = (_TOKENS, _TOKEN_TYPES)
+"""The lists with an entry for each token that a ModelSpec is read from."""
+
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_CONTROL = 3  # the type of a token that stands for no text
+# How families of models spell the token that ends a turn or a text. Many files name but one of theirs by a key.
+_END_OF_TURN = {
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|eot|>",
+    "<EOT>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|end_of_turn|>",
+}
+_END_TOKENS = _END_OF_TURN | {"<|endoftext|>", "<|end_of_text|>", "</s>"}
+# What would change the computation, under the architecture's name, and the values that leave it as it is.
+_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.sliding_window_pattern": (0,),
+    "attn_logit_softcapping": (0,),
+    "embedding_scale": (0, 1),
+    "final_logit_softcapping": (0,),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "rope.scaling.attn_factor": (1,),
+    "use_parallel_residual": (False,),
+}
 
 
 def spec_from_gguf(
@@ -25,16 +56,10 @@ def spec_from_gguf(
     `frequency_divisors` are the values of `rope_freqs.weight`, if the file has it. Raises ExportError naming the key.
     """
     fields = Fields(metadata)
-    arch = fields.text("general.architecture")
-    if arch not in ARCHITECTURES:
-        raise ExportError(f"general.architecture: {arch!r} is not known: one of {', '.join(map(repr, ARCHITECTURES))}")
-    fields.refuse(f"{arch}.expert_count", "mixtures of experts are not known")
-    if fields.integer("split.count", 0) > 1:
-        raise ExportError("split.count: the file is one part of a split model; merge the parts first")
+    arch = _architecture(fields)
     hidden_size = fields.integer(f"{arch}.embedding_length")
     num_heads = fields.integer(f"{arch}.attention.head_count")
     head_dim = _head_dim(fields, arch, hidden_size, num_heads)
-    bos_token_id = fields.optional_integer("tokenizer.ggml.bos_token_id")
     return ModelSpec(
         name=name,
         architecture=arch,
@@ -49,13 +74,30 @@ def spec_from_gguf(
         norm_epsilon=fields.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         rope=_rope(fields, arch, head_dim, frequency_divisors),
         tie_word_embeddings="output.weight" not in shapes,
-        has_qkv_bias="blk.0.attn_q.bias" in shapes,
-        has_o_bias="blk.0.attn_output.bias" in shapes,
+        has_qkv_bias=_has_bias(shapes, "attn_q", "attn_k", "attn_v"),
+        has_o_bias=_has_bias(shapes, "attn_output"),
         sliding_window=fields.optional_integer(f"{arch}.attention.sliding_window") or None,
-        bos_token_id=bos_token_id,
+        bos_token_id=fields.optional_integer("tokenizer.ggml.bos_token_id"),
         eos_token_ids=_end_token_ids(fields),
-        add_bos=bos_token_id is not None and _adds_bos(fields),
     )
+
+
+def _architecture(fields: Fields) -> str:
+    """The family's name. Raises ExportError when it is not known, or the file is one that no graph here computes."""
+    arch = fields.text("general.architecture")
+    if arch not in ARCHITECTURES:
+        raise ExportError(f"general.architecture: {arch!r} is not known: one of {', '.join(map(repr, ARCHITECTURES))}")
+    fields.refuse(f"{arch}.expert_count", "mixtures of experts are not known")
+    if fields.integer("split.count", 0) > 1:
+        raise ExportError("split.count: the file is one part of a split model; merge the parts first")
+    for name, neutral in _NEUTRAL.items():
+        fields.require_one_of(f"{arch}.{name}", neutral)
+    return arch
+
+
+def _has_bias(shapes: Mapping[str, tuple[int, ...]], *parts: str) -> bool:
+    """Whether any layer has a bias for any of `parts`; then all must have one for each."""
+    return any(name.endswith(tuple(f".{part}.bias" for part in parts)) for name in shapes)
 
 
 def _vocab_size(shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -74,6 +116,8 @@ def _head_dim(fields: Fields, arch: str, hidden_size: int, num_heads: int) -> in
     if value_dim != head_dim:
         key = f"{arch}.attention.value_length"
         raise ExportError(f"{key}: {value_dim} is not allowed: equal to attention.key_length ({head_dim})")
+    if head_dim > 0:
+        fields.require_one_of(f"{arch}.attention.scale", (0, float(np.float32(head_dim**-0.5))))
     return head_dim
 
 
@@ -96,13 +140,12 @@ def _rope(fields: Fields, arch: str, head_dim: int, divisors: tuple[float, ...] 
 
 
 def _end_token_ids(fields: Fields) -> tuple[int, ...]:
-    ids = (fields.optional_integer(f"tokenizer.ggml.{key}") for key in _END_KEYS)
-    return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
-
-
-def _adds_bos(fields: Fields) -> bool:
-    by_default = (
-        fields.text("tokenizer.ggml.model", "") in _BOS_MODELS
-        or fields.text("tokenizer.ggml.pre", "") in _BOS_PRETOKENIZERS
+    """What the keys name, then the control tokens that are spelled as an end."""
+    named = (fields.optional_integer(f"tokenizer.ggml.{key}") for key in _END_KEYS)
+    tokens, types = fields.entries(_TOKENS), fields.entries(_TOKEN_TYPES)
+    spelled = (
+        token_id
+        for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind == _CONTROL and isinstance(token, str) and token in _END_TOKENS
     )
-    return fields.flag("tokenizer.ggml.add_bos_token", by_default)
+    return tuple(dict.fromkeys(token_id for token_id in (*named, *spelled) if token_id is not None))

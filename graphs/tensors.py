@@ -16,9 +16,10 @@ A bias is named after its projection: layers.I.q.bias is [num_heads * head_dim].
 in_features]. Rows of q and k are in half-split order, whatever order the file has.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from re import Pattern
 from typing import Protocol
 
 import numpy as np
@@ -55,6 +56,7 @@ class StoredNames:
     top: Mapping[str, str]  # embed, final_norm and head -> stored name
     layers: str  # what the number of a layer follows
     parts: Mapping[str, str]  # part of a layer -> stored part, without ".weight" or ".bias"
+    derived: Pattern[str]  # stored names of tensors that say nothing which the ModelSpec doesn't
 
     def stored(self, name: str, spec: ModelSpec) -> str:
         """The stored name of canonical tensor `name`; of a tied head, the embedding's."""
@@ -126,17 +128,22 @@ def _layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_shapes(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]], file_name: Callable[[str], str]) -> None:
-    """Raise ExportError unless the file has every tensor of the model in its shape.
+def check_shapes(spec: ModelSpec, shapes: Mapping[str, tuple[int, ...]], names: StoredNames) -> None:
+    """Raise ExportError unless the file has every tensor of the model in its shape, and no other.
 
-    `shapes` are the file's tensors by their own names; `file_name` turns a canonical name into one of those.
+    `shapes` are the file's tensors by their own names.
     """
-    for name, expected in tensor_shapes(spec).items():
-        stored = file_name(name)
+    needed = {names.stored(name, spec): shape for name, shape in tensor_shapes(spec).items()}
+    for stored, expected in needed.items():
         if stored not in shapes:
             raise ExportError(f"tensor {stored} is missing")
         if shapes[stored] != expected:
             raise ExportError(f"tensor {stored}: shape {list(shapes[stored])} is not allowed: {list(expected)}")
+    known = needed.keys() | {names.top["head"]}  # a tied head may have a copy of its own
+    unknown = [name for name in shapes if name not in known and not names.derived.fullmatch(name)]
+    if unknown:
+        rest = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        raise ExportError(f"tensor {unknown[0]}{rest} is not known: without it the model would compute something else")
 
 
 def require_finite(values: Float32Array, what: str) -> Float32Array:

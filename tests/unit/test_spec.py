@@ -81,7 +81,8 @@ def test_tables_are_float32_roundings_of_exact_angles_at_late_positions() -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_layers": 0}, "num_layers: 0 is not allowed: 1 to 2147483647"),
+        ({"num_layers": 0}, "num_layers: 0 is not allowed: 1 to 4096"),
+        ({"num_layers": 4097}, "num_layers: 4097 is not allowed: 1 to 4096"),
         ({"vocab_size": 2**31}, "vocab_size: 2147483648 is not allowed: 1 to 2147483647"),
         ({"head_dim": 257}, "head_dim: 257 is not allowed: 1 to 256"),
         ({"context_length": 2**24 + 1}, "context_length: 16777217 is not allowed: 1 to 16777216"),
@@ -91,7 +92,6 @@ def test_tables_are_float32_roundings_of_exact_angles_at_late_positions() -> Non
         ({"softcap": math.nan}, "softcap: nan is not allowed: a finite number, at least 0"),
         ({"sliding_window": 0}, "sliding_window: 0 is not allowed: 1 to 2147483647"),
         ({"activation": "gelu"}, "activation: 'gelu' is not allowed: 'silu' is the only one known"),
-        ({"add_bos": True}, "add_bos: True is not allowed: needs a bos_token_id"),
         ({"bos_token_id": 40}, "bos_token_id: 40 is not allowed: 0 to 39 (vocab_size - 1)"),
         ({"eos_token_ids": (2, 40)}, "eos_token_ids: 40 is not allowed: 0 to 39 (vocab_size - 1)"),
         ({"eos_token_ids": (2, -1)}, "eos_token_ids: -1 is not allowed: 0 to 39 (vocab_size - 1)"),
@@ -106,6 +106,7 @@ def test_a_value_outside_its_limit_is_refused_with_field_value_and_limit(change:
 @pytest.mark.parametrize(
     "change",
     [
+        {"num_layers": 4096},
         {"head_dim": 256},
         {"context_length": 2**24},
         {"num_kv_heads": 4},
@@ -127,6 +128,8 @@ def test_a_value_at_its_limit_is_taken(change: dict) -> None:
         (1e4, 15, None, "rope rotary_dim: 15 is not allowed: an even number"),
         (1e4, 0, None, "rope rotary_dim: 0"),
         (1e4, 16, LinearScaling(0.0), "rope scaling factor: 0.0"),
+        (1e4, 16, replace(LLAMA3, original_context_length=2**31), "original_max_position_embeddings: 2147483648"),
+        (1e4, 16, replace(LLAMA3, original_context_length=0), "original_max_position_embeddings: 0 is not allowed"),
         (1e4, 16, replace(LLAMA3, high_freq_factor=1.0), "high_freq_factor: 1.0 is not allowed: above low_freq_factor"),
         (1e4, 16, FrequencyDivisors((1.0,) * 7), "7 values, but rotary_dim / 2 is 8"),
         (1e4, 16, FrequencyDivisors((1.0,) * 7 + (-1.0,)), "rope scaling divisor: -1.0"),
@@ -157,10 +160,10 @@ def test_config_defaults_follow_the_architecture() -> None:
     names = ("num_key_value_heads", "head_dim", "rope_theta", "attention_bias", "tie_word_embeddings", "hidden_act")
     config = {key: value for key, value in tiny_config(eos_token_id=None).items() if key not in names}
 
-    spec = spec_from_config(config, "tiny", add_bos=True)
+    spec = spec_from_config(config, "tiny")
 
     assert (spec.num_kv_heads, spec.head_dim, spec.rope) == (4, 16, RopeSpec(10000.0, 16))
-    assert (spec.has_qkv_bias, spec.tie_word_embeddings, spec.eos_token_ids, spec.add_bos) == (False, False, (), True)
+    assert (spec.has_qkv_bias, spec.tie_word_embeddings, spec.eos_token_ids) == (False, False, ())
 
 
 def test_llama3_scaling_is_read_in_the_old_and_the_new_spelling() -> None:
@@ -191,6 +194,16 @@ def test_llama3_scaling_is_read_in_the_old_and_the_new_spelling() -> None:
         ({"vocab_size": True}, "vocab_size: True is not allowed: an integer"),
         ({"num_attention_heads": 0}, "num_attention_heads: 0 is not allowed: at least 1"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps: 'small' is not allowed: a number"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps: nan is not allowed: a finite number"),
+        (
+            {"rope_theta": 10**400},
+            "rope_theta: 100000000000000000...0000000000000000000 is not allowed: a finite number",
+        ),
+        ({"head_dim": 2**63}, "head_dim: 9223372036854775808 is not allowed: at most 9223372036854775807"),
+        ({"partial_rotary_factor": math.nan}, "partial_rotary_factor: nan is not allowed: a finite number"),
+        ({"partial_rotary_factor": -math.inf}, "partial_rotary_factor: -inf is not allowed: a finite number"),
+        ({"partial_rotary_factor": 1e308}, "partial_rotary_factor: 1e+308 is not allowed: above 0, at most 1"),
+        ({"partial_rotary_factor": 0}, "partial_rotary_factor: 0.0 is not allowed: above 0, at most 1"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_type: 'yarn' is not known: 'default', 'linear' or 'llama3'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_scaling": 3}, "rope_scaling: 3 is not allowed: a mapping"),
@@ -220,10 +233,19 @@ def test_gguf_metadata_yields_every_field() -> None:
     assert spec == replace(SPEC, bos_token_id=1, eos_token_ids=(2,))
 
 
-def test_gguf_tensors_decide_head_and_biases() -> None:
-    shapes = SHAPES | {"output.weight": (40, 64), "blk.0.attn_q.bias": (64,), "blk.0.attn_output.bias": (64,)}
-    spec = spec_from_gguf(metadata(), shapes, None, "tiny")
-    assert (spec.tie_word_embeddings, spec.has_qkv_bias, spec.has_o_bias) == (False, True, True)
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        ({}, (True, False, False)),
+        ({"output.weight": (40, 64)}, (False, False, False)),
+        ({"blk.1.attn_q.bias": (64,)}, (True, True, False)),
+        ({"blk.0.attn_v.bias": (32,)}, (True, True, False)),
+        ({"blk.1.attn_output.bias": (64,)}, (True, False, True)),
+    ],
+)
+def test_gguf_tensors_of_any_layer_decide_head_and_biases(tensors: dict, expected: tuple[bool, bool, bool]) -> None:
+    spec = spec_from_gguf(metadata(), SHAPES | tensors, None, "tiny")
+    assert (spec.tie_word_embeddings, spec.has_qkv_bias, spec.has_o_bias) == expected
 
 
 def test_gguf_defaults_follow_llama_cpp() -> None:
@@ -257,24 +279,35 @@ def test_gguf_rope_scaling_by_factor_by_divisors_and_by_both() -> None:
     assert scaling(linear, divisors) == FrequencyDivisors(divisors, 4.0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "adds_bos"),
-    [
-        ({"tokenizer__ggml__model": "llama"}, True),
-        ({"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__pre": "smollm"}, False),
-        ({"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__pre": "llama-bpe"}, True),
-        ({"tokenizer__ggml__model": "llama", "tokenizer__ggml__add_bos_token": False}, False),
-        ({"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__add_bos_token": np.bool_(True)}, True),
-        ({"tokenizer__ggml__model": "llama", "tokenizer__ggml__bos_token_id": None}, False),
-    ],
-)
-def test_gguf_bos_is_as_stated_or_as_the_vocabulary_kind_has_it(changes: dict, adds_bos: bool) -> None:
-    assert spec_from_gguf(metadata(**changes), SHAPES, None, "tiny").add_bos is adds_bos
-
-
 def test_gguf_ends_at_each_of_its_end_tokens_once() -> None:
     ends = metadata(tokenizer__ggml__eot_token_id=7, tokenizer__ggml__eom_token_id=2)
     assert spec_from_gguf(ends, SHAPES, None, "tiny").eos_token_ids == (2, 7)
+
+
+@pytest.mark.parametrize("end", ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>"])
+def test_gguf_ends_at_control_tokens_that_are_spelled_as_an_end(end: str) -> None:
+    control, user_defined, normal = 3, 4, 1
+    tokens = ["a", "<|start|>", "</s>", end]
+
+    def end_ids(kind: int) -> tuple[int, ...]:
+        vocabulary = {"tokenizer__ggml__tokens": tokens, "tokenizer__ggml__token_type": [1, control, control, kind]}
+        return spec_from_gguf(metadata(**vocabulary), SHAPES, None, "tiny").eos_token_ids
+
+    assert end_ids(control) == (2, 3)
+    assert end_ids(user_defined) == end_ids(normal) == (2,)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"llama__attention__causal": True},
+        {"llama__attention__scale": 0.25},  # 1 / sqrt(16), what it is anyway
+        {"llama__rope__scaling__attn_factor": np.float32(1)},
+        {"llama__logit_scale": 1.0},
+    ],
+)
+def test_gguf_keys_that_change_nothing_are_taken(changes: dict) -> None:
+    assert spec_from_gguf(metadata(**changes), SHAPES, None, "tiny") == spec_from_gguf(metadata(), SHAPES, None, "tiny")
 
 
 @pytest.mark.parametrize(
@@ -287,6 +320,11 @@ def test_gguf_ends_at_each_of_its_end_tokens_once() -> None:
         ({"split__count": 2}, "split.count: the file is one part of a split model"),
         ({"llama__attention__value_length": 8}, "llama.attention.value_length: 8 is not allowed"),
         ({"llama__attention__head_count": 0}, "llama.attention.head_count: 0 is not allowed: at least 1"),
+        ({"llama__rope__scaling__attn_factor": 1.5}, "llama.rope.scaling.attn_factor: 1.5 is not allowed: 1"),
+        ({"llama__attention__scale": 0.5}, "llama.attention.scale: 0.5 is not allowed: 0 or 0.25"),
+        ({"llama__attention__causal": False}, "llama.attention.causal: False is not allowed: True"),
+        ({"llama__final_logit_softcapping": 30.0}, "llama.final_logit_softcapping: 30.0 is not allowed: 0"),
+        ({"tokenizer__ggml__tokens": "ab"}, "tokenizer.ggml.tokens: 'ab' is not allowed: a list"),
         ({"llama__rope__scaling__type": "yarn"}, "llama.rope.scaling.type: 'yarn' is not known: 'none' or 'linear'"),
     ],
 )

@@ -21,6 +21,7 @@ from service.text.tokenizer import Tokenizer
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_cases.json").read_text("utf-8"))
 TEXTS: list[str] = CASES["texts"]
+SENTENCEPIECES = len(CASES["sentencepiece"]["tokens"])
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 
 
@@ -186,11 +187,17 @@ class TestBadMetadata:
             (byte_level(**{"ggml.tokens": ["a", "b", "a"]}), r"tokens: 'a' has two ids, 0 and 2"),
             (byte_level(**{"ggml.tokens": [1, 2]}), r"tokens: is not a list of strings"),
             (byte_level(**{"ggml.token_type": [1]}), r"token_type: has 1 entries for 702 tokens"),
+            (byte_level(**{"ggml.token_type": [float("nan")] * 702}), r"token_type: is not a list of finite numbers"),
+            (byte_level(**{"ggml.token_type": [1.5] * 702}), r"token_type: 1.5 is not an integer"),
             (byte_level(**{"ggml.merges": ["ab"]}), r"merges: 'ab' is not two tokens"),
             (byte_level(**{"ggml.merges": ["a zzzz"]}), r"zzzz"),
             (
                 byte_level(**{"ggml.add_bos_token": True, "ggml.bos_token_id": 702}),
                 r"bos_token_id: 702 is not a token id",
+            ),
+            (
+                sentencepiece(**{"ggml.scores": [float("nan")] * SENTENCEPIECES}),
+                r"scores: is not a list of finite numbers",
             ),
             (sentencepiece(**{"ggml.scores": None}), r"tokenizer\.ggml\.scores: is missing"),
         ],
@@ -266,6 +273,7 @@ class TestWriteTokenizer:
                 },
                 "D",
             ),
+            ({"tokenizer_config__json": '{"chat_template": [{"name": ["x"], "template": "T"}]}'}, None),
         ],
     )
     def test_folder_is_copied_with_its_template(
@@ -287,6 +295,8 @@ class TestWriteTokenizer:
         [
             ({"tokenizer__json": '{"version": "1.0"'}, r"tokenizer\.json: damaged"),
             ({"tokenizer_config__json": "{"}, r"tokenizer_config\.json: not valid JSON"),
+            ({"tokenizer_config__json": "[" * 100_000}, r"tokenizer_config\.json: not valid JSON"),
+            ({"tokenizer_config__json": "1" * 5000}, r"tokenizer_config\.json: not valid JSON"),
         ],
     )
     def test_damaged_folder_is_refused(self, tmp_path: Path, files: dict[str, str], message: str) -> None:

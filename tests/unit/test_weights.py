@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -168,15 +169,20 @@ def test_only_files_with_matrices_of_one_float_type_tell_the_models(tmp_path: Pa
     assert open_source(gguf_path).dtype is None
 
 
-def test_generation_settings_and_tokenizer_complete_the_spec(hf_path: Path) -> None:
+def test_generation_settings_complete_the_spec(hf_path: Path) -> None:
     (hf_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
-    template = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]}
-    processors = {"type": "Sequence", "processors": [{"type": "ByteLevel"}, template]}
-    (hf_path / "tokenizer.json").write_text(json.dumps({"post_processor": processors}))
 
     spec = open_source(hf_path).spec
 
-    assert (spec.name, spec.eos_token_ids, spec.add_bos) == ("tiny", (2, 9), True)
+    assert (spec.name, spec.eos_token_ids) == ("tiny", (2, 9))
+
+
+def test_end_tokens_of_a_long_vocabulary_are_found(tmp_path: Path) -> None:
+    tokens, types = [f"t{i}" for i in range(5000)], [1] * 5000
+    tokens[7], types[7] = "<|im_end|>", 3
+    vocabulary = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    path = write_gguf(tmp_path / "long.gguf", CONFIG, hf_tensors(CONFIG), vocabulary=vocabulary)
+    assert open_source(path).spec.eos_token_ids == (2, 7)
 
 
 def test_a_gguf_cut_short_anywhere_is_refused(gguf_path: Path, tmp_path: Path) -> None:
@@ -224,6 +230,59 @@ def test_a_tensor_of_the_wrong_shape_is_refused_in_both_forms(tmp_path: Path) ->
     assert refusal(gguf_path) == f"{gguf_path}: tensor blk.0.ffn_down.weight: shape [64, 95] is not allowed: [64, 96]"
     name = "model.layers.0.mlp.down_proj.weight"
     assert refusal(hf_path) == f"{hf_path}: tensor {name}: shape [64, 95] is not allowed: [64, 96]"
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"blk.0.ffn_up.bias": (96,)},
+        {"blk.1.ffn_down.bias": (64,)},
+        {"blk.1.attn_q_norm.weight": (16,)},
+        {"rope_factors_long.weight": (8,)},
+        {"blk.2.attn_norm.weight": (64,)},
+    ],
+)
+def test_a_tensor_that_no_graph_computes_with_is_refused(tmp_path: Path, extra: dict[str, tuple[int, ...]]) -> None:
+    tensors = {name: np.ones(shape, np.float32) for name, shape in extra.items()}
+    path = write_gguf(tmp_path / "x.gguf", CONFIG, hf_tensors(CONFIG), extra=tensors)
+    assert refusal(path).startswith(f"{path}: tensor {next(iter(extra))} is not known: without it")
+
+
+def test_unknown_tensors_of_a_folder_are_refused_and_counted(tmp_path: Path) -> None:
+    config = tiny_config(attention_bias=False)
+    path = write_hf(tmp_path / "x", config, hf_tensors(CONFIG))
+    assert refusal(path).startswith(f"{path}: tensor model.layers.0.self_attn.k_proj.bias (and 7 more) is not known")
+
+
+def test_a_bias_in_one_layer_or_part_alone_is_refused(tmp_path: Path) -> None:
+    config = tiny_config(attention_bias=False)
+    for name in ("blk.1.attn_q.bias", "blk.0.attn_v.bias"):
+        width = 64 if "_q" in name else 32
+        extra = {name: np.ones(width, np.float32)}
+        path = write_gguf(tmp_path / "x.gguf", config, hf_tensors(config), extra=extra)
+        assert refusal(path) == f"{path}: tensor blk.0.attn_q.bias is missing"
+
+
+def test_tables_that_follow_from_the_rope_settings_are_not_needed(tmp_path: Path) -> None:
+    angles = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
+    source = open_source(write_hf(tmp_path / "x", CONFIG, hf_tensors(CONFIG) | angles))
+    assert source.spec == replace(open_source(write_hf(tmp_path / "y", CONFIG, hf_tensors(CONFIG))).spec, name="x")
+
+
+def test_a_tied_head_may_have_a_copy_in_the_file_but_no_values_of_its_own(tmp_path: Path) -> None:
+    config = tiny_config(tie_word_embeddings=True)
+    tensors = hf_tensors(config)
+    copy = tensors["model.embed_tokens.weight"].copy()
+    assert open_source(write_hf(tmp_path / "x", config, tensors | {"lm_head.weight": copy})).spec.tie_word_embeddings
+    copy[3, 4] += 1
+    path = write_hf(tmp_path / "x", config, tensors | {"lm_head.weight": copy})
+    assert refusal(path).endswith("tie_word_embeddings: True is not allowed: lm_head.weight differs from the embedding")
+
+
+def test_rope_divisors_of_a_type_that_is_no_float_are_refused(tmp_path: Path) -> None:
+    extra = {"rope_freqs.weight": np.ones(8, np.int32)}
+    path = write_gguf(tmp_path / "x.gguf", CONFIG, hf_tensors(CONFIG), extra=extra)
+    assert refusal(path) == f"{path}: tensor rope_freqs.weight: type I32 cannot be read"
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])

@@ -188,9 +188,19 @@ def write_gguf(
     tensors: dict[str, np.ndarray],
     kind_of: Callable[[str], GGMLQuantizationType] = lambda name: F32,
     architecture: str = "llama",
+    *,
+    extra: dict[str, np.ndarray] | None = None,
+    vocabulary: dict[str, list] | None = None,
 ) -> Path:
-    """Write the model of `hf_tensors` as GGUF. `kind_of` chooses a matrix's type by its GGUF name."""
+    """Write the model of `hf_tensors` as GGUF. `kind_of` chooses a matrix's type by its GGUF name.
+
+    `extra` are more tensors, by their GGUF names, `vocabulary` more metadata.
+    """
     writer = gguf.GGUFWriter(path, architecture)
+    for key, entries in (vocabulary or {}).items():
+        writer.add_array(key, entries)
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, values)
     for key, value in gguf_metadata(config).items():
         if isinstance(value, float):
             writer.add_float32(key, value)
