@@ -23,6 +23,9 @@ GROUP_INPUTS = 4
 
 # What share of a block's range the 4-bit grid spans; the one with the least squared error is taken.
 _CLIP_RATIOS = (1.0, 0.95, 0.9, 0.85, 0.8)
+# A smaller range has no scale that is a normal float32: such weights, and a row or block of zeros, count as zeros.
+_SMALLEST = 127 * np.finfo(np.float32).tiny
+_LARGEST = 2.0**126
 # A zero point that is an integer up to this comes from float32 arithmetic on an integer, not from a file's own offset.
 _ZERO_POINT_TOLERANCE = 1e-4
 
@@ -55,9 +58,9 @@ def quantize_channels(weight: Float32Array) -> ChannelWeights:
 
 
 def channel_scales(weight: Float32Array) -> Float32Array:
-    """max|row| / 127 of each row of `weight` [out_features, in_features]; 1 for a row of zeros."""
+    """max|row| / 127 of each row of `weight` [out_features, in_features]; 1 for rows that round to zeros."""
     largest = np.abs(weight).max(axis=1)
-    return np.where(largest > 0, largest / np.float32(127), np.float32(1)).astype(np.float32)
+    return np.where(largest >= _SMALLEST, largest / np.float32(127), np.float32(1)).astype(np.float32)
 
 
 def pack_channels(values: Int8Array, scale: Float32Array) -> ChannelWeights:
@@ -75,19 +78,26 @@ def pack_channels(values: Int8Array, scale: Float32Array) -> ChannelWeights:
 def quantize_blocks(weight: Float32Array, bits: int) -> BlockWeights:
     """Round `weight` [out_features, in_features] to blocks of 32: 8 bits symmetric, 4 bits with an integer zero point.
 
-    Raises ExportError when in_features is no multiple of 32.
+    Raises ExportError when in_features is no multiple of 32, or a weight is too large for a block's offset.
     """
     if weight.shape[1] % BLOCK_SIZE:
         raise ExportError(
             f"in_features: {weight.shape[1]} is not allowed: a multiple of {BLOCK_SIZE} for int4 and int8"
         )
     grouped = weight.reshape(weight.shape[0], -1, BLOCK_SIZE)
+    largest = np.abs(grouped).max(axis=2)
+    if not largest.max() <= _LARGEST:
+        raise ExportError(f"weight: {largest.max():g} is not allowed: at most {_LARGEST:g} for int4 and int8")
     if bits == 8:
-        largest = np.abs(grouped).max(axis=2)
-        scales = np.where(largest > 0, largest / np.float32(127), np.float32(1)).astype(np.float32)
+        scales = np.where(largest >= _SMALLEST, largest / np.float32(127), np.float32(1)).astype(np.float32)
         codes = (np.rint(grouped / scales[..., None]) + 128).astype(np.uint8)
         return BlockWeights(8, codes.reshape(weight.shape), scales, scales * np.float32(-128))
-    codes, scales, zero_points = _round_to_4_bits(grouped)
+    # Errors are squared, so each block is brought below 1 first, by a power of two, which moves no weight on its grid.
+    is_zero = largest < _SMALLEST
+    exponents = np.where(is_zero, 0, np.frexp(largest)[1])
+    normalised = np.where(is_zero[..., None], np.float32(0), np.ldexp(grouped, -exponents[..., None]))
+    codes, scales, zero_points = _round_to_4_bits(normalised)
+    scales = np.ldexp(scales, exponents)
     return BlockWeights(4, codes.reshape(weight.shape), scales, -zero_points * scales)
 
 

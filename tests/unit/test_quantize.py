@@ -159,6 +159,42 @@ def test_clipping_never_has_a_larger_error_than_the_full_range():
     assert np.all(error <= np.square(plain - weight).sum(axis=1) * 1.0001)
 
 
+@pytest.mark.parametrize("size", [2.0**-119, 1e-30, 1.0, 1e19, 1e25, 2.0**126])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_of_any_size_are_rounded_alike(bits, size):
+    """The grid is relative to the block: scaled by a power of two, which moves nothing, the codes stay."""
+    weight = np.random.default_rng(8).uniform(-1, 1, (4, 64)).astype(np.float32)
+    weight[:, ::32] = 1
+    expected = quantize_blocks(weight, bits)
+    power = np.float32(2.0 ** np.floor(np.log2(size)))
+    found = quantize_blocks(weight * power, bits)
+    np.testing.assert_array_equal(found.codes, expected.codes)
+    np.testing.assert_array_equal(found.scales, expected.scales * power)
+    np.testing.assert_array_equal(found.offsets, expected.offsets * power)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_block_of_weights_next_to_nothing_becomes_zeros_beside_one_that_is_kept(bits):
+    weight = np.full((1, 64), 1e-44, np.float32)
+    weight[0, 32:] = 0.25
+    blocks = quantize_blocks(weight, bits)
+    assert blocks.scales[0, 0] == 1
+    np.testing.assert_allclose(blocks.dequantize()[0], [0] * 32 + [0.25] * 32, rtol=1e-6)
+
+
+def test_a_channel_of_weights_next_to_nothing_becomes_zeros():
+    stored = quantize_channels(np.full((1, 32), 1e-44, np.float32))
+    np.testing.assert_array_equal(stored.col_scale, [1])
+    assert not stored.panels.any()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_too_large_for_an_offset_are_refused(bits):
+    weight = np.full((1, 32), np.nextafter(np.float32(2.0**126), np.float32(np.inf)))
+    with pytest.raises(ExportError, match=r"weight: 8.50706e\+37 is not allowed: at most 8.50706e\+37 for int4"):
+        quantize_blocks(weight, bits)
+
+
 def test_channels_that_fill_no_whole_block_are_refused():
     with pytest.raises(ExportError, match="in_features: 40 is not allowed: a multiple of 32"):
         quantize_blocks(np.zeros((2, 40), np.float32), 4)
