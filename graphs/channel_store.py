@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from graphs.calibration import RelativeRms, calibration_texts
+from graphs.calibration import RelativeMoments, RelativeRms, calibration_texts
 from graphs.decoder_weights import ChannelProjection, Embedding, LayerWeights
 from graphs.gptq import round_by_moments, transformed_moments
 from graphs.plain_store import to_float16
@@ -46,20 +46,11 @@ def calibrate(source: TensorSource, tokenizer_path: Path, progress: Progress = s
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
     texts = calibration_texts()
     model = ReferenceModel(source, np.float32)
-    relative_rms = RelativeRms()
-    sums: dict[str, Float32Array] = {}
+    relative_rms, moments = RelativeRms(), RelativeMoments()
 
     def observe(name: str, x: Array) -> None:
         relative_rms(name, x)
-        # Of x / rms(x), as above: a few tokens are a thousand times as large as the rest, and their errors matter no
-        # more, since the norms divide by that size.
-        rms = np.sqrt(np.mean(np.square(x), axis=1, keepdims=True))
-        relative = np.divide(x, rms, out=np.zeros_like(x), where=rms > 0)
-        product = np.asarray(relative.T @ relative, dtype=np.float32)
-        if name in sums:
-            sums[name] += product
-        else:
-            sums[name] = product
+        moments(name, x)
 
     for index, text in enumerate(texts):
         progress("calibrating", index, len(texts))
@@ -67,7 +58,7 @@ def calibrate(source: TensorSource, tokenizer_path: Path, progress: Progress = s
         if token_ids:
             model.final_hidden(token_ids, observe=observe)
     progress("calibrating", len(texts), len(texts))
-    return Calibration(relative_rms.result(), sums)
+    return Calibration(relative_rms.result(), moments.result())
 
 
 @dataclass(frozen=True, slots=True)

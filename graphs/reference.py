@@ -6,6 +6,7 @@ its own rounding never decides a comparison; in float32 it is four times as fast
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -55,14 +56,23 @@ class _Layer:
 
 
 class ReferenceModel:
-    """Computes logits of token ids. Holds all weights in `dtype`."""
+    """Computes logits of token ids, in `dtype`."""
 
-    def __init__(self, source: TensorSource, dtype: type[np.floating[Any]] = np.float64) -> None:
-        """Read every tensor of `source`. Raises ExportError."""
+    def __init__(
+        self, source: TensorSource, dtype: type[np.floating[Any]] = np.float64, *, keeps_layers: bool = True
+    ) -> None:
+        """Read every tensor of `source`. Without `keeps_layers` each pass reads the layers anew, and holds two of them.
+
+        Raises ExportError, then from each pass too.
+        """
         self.spec: ModelSpec = source.spec
         self._dtype = dtype
         self._embed = self._read(source, "embed")
-        self._layers = [self._read_layer(source, layer) for layer in range(self.spec.num_layers)]
+        self._layer: Callable[[int], _Layer]
+        if keeps_layers:
+            self._layer = [self._read_layer(source, index) for index in range(self.spec.num_layers)].__getitem__
+        else:
+            self._layer = lru_cache(maxsize=1)(lambda index: self._read_layer(source, index))
         self._final_norm = self._read(source, "final_norm")
         self._head = self._embed if self.spec.tie_word_embeddings else self._read(source, "head")
 
@@ -84,7 +94,8 @@ class ReferenceModel:
         see: Observer = observe if observe is not None else _ignore
         positions = np.arange(cache.num_tokens, cache.num_tokens + len(token_ids))
         hidden = self._embed[np.asarray(token_ids, dtype=np.int64)]
-        for index, layer in enumerate(self._layers):
+        for index in range(self.spec.num_layers):
+            layer = self._layer(index)
             hidden = hidden + self._attention(index, self._rms_norm(hidden, layer.norm1), positions, cache, see)
             hidden = hidden + self._mlp(index, self._rms_norm(hidden, layer.norm2), see)
         cache.num_tokens += len(token_ids)
@@ -106,7 +117,7 @@ class ReferenceModel:
     def _attention(
         self, index: int, x: Array, positions: NDArray[np.int64], cache: KeyValueCache, see: Observer
     ) -> Array:
-        spec, layer = self.spec, self._layers[index]
+        spec, layer = self.spec, self._layer(index)
         see(f"layers.{index}.qkv", x)
         qkv = _project(x, layer.qkv, layer.qkv_bias)
         q, k, v = np.split(qkv, [spec.q_size, spec.q_size + spec.kv_size], axis=1)
@@ -138,7 +149,7 @@ class ReferenceModel:
         return by_head.transpose(1, 0, 2).reshape(len(positions), -1)
 
     def _mlp(self, index: int, x: Array, see: Observer) -> Array:
-        layer = self._layers[index]
+        layer = self._layer(index)
         see(f"layers.{index}.gate_up", x)
         gate, up = np.split(x @ layer.gate_up.T, 2, axis=1)
         gated = _silu(gate) * up

@@ -33,6 +33,7 @@ _TEXTS: Final = (
 )
 _MAX_TOKENS: Final = 64  # of one text: the reference computes in float64
 _NUM_DECODE_STEPS: Final = 6
+MIN_CONTEXT_LENGTH: Final = _NUM_DECODE_STEPS + 2  # tokens: a prompt of two chunks comes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def verify_export(folder: Path, source: TensorSource, weight_format: str) -> Ver
     """
     spec = source.spec
     sequences = verification_tokens(folder, spec)
-    reference = ReferenceModel(source)
+    reference = ReferenceModel(source, keeps_layers=False)
     expected = [reference.forward(token_ids) for token_ids in sequences]
     del reference
     try:
@@ -78,12 +79,13 @@ def verify_export(folder: Path, source: TensorSource, weight_format: str) -> Ver
 
 
 def verification_tokens(folder: Path, spec: ModelSpec) -> list[list[int]]:
-    """Token ids of the texts, cut to what the model and the time allow. Raises ExportError when too few remain."""
+    """Token ids of the texts, cut to what the model and the time allow. Raises ExportError when they are too few."""
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_NAME))
     limit = min(_MAX_TOKENS, spec.context_length)
     sequences = [list(tokenizer.encode(text).ids)[:limit] for text in _TEXTS]
-    if min(map(len, sequences)) < _NUM_DECODE_STEPS + 2:
-        raise ExportError(f"context_length: {spec.context_length} is too short to verify the graphs")
+    shortest = min(map(len, sequences))
+    if shortest < MIN_CONTEXT_LENGTH:
+        raise ExportError(f"the graphs cannot be verified: a text has {shortest} tokens, at least {MIN_CONTEXT_LENGTH}")
     return sequences
 
 

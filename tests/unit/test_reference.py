@@ -3,23 +3,24 @@
 import cmath
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from graphs.calibration import (
+    RelativeMoments,
     RelativeRms,
-    SecondMoments,
     calibration_texts,
-    collect_activation_stats,
-    collect_second_moments,
 )
+from graphs.channel_store import calibrate
 from graphs.reference import KeyValueCache, ReferenceModel, log_softmax
 from graphs.rope import Llama3Scaling, RopeSpec
 from graphs.spec import ModelSpec
 from graphs.weights import open_source
+from tests.unit.tiny_export import write_tokenizer_json
 from tests.unit.tiny_models import MemorySource, hf_tensors, random_source, tiny_config, write_gguf, write_hf
 
 TOKENS = [3, 17, 5, 5, 11, 0, 8]
@@ -204,31 +205,59 @@ def test_relative_rms_by_hand() -> None:
     np.testing.assert_allclose(stats.result()["a"], expected, rtol=1e-15)
 
 
-def test_second_moments_by_hand_and_by_name() -> None:
-    moments = SecondMoments(["a"])
-    moments("a", np.array([[1.0, 2.0]]))
-    moments("a", np.array([[3.0, -1.0], [0.0, 1.0]]))
-    moments("b", np.array([[9.0, 9.0]]))
+def test_relative_moments_by_hand() -> None:
+    moments = RelativeMoments()
+    moments("a", np.array([[3.0, 4.0], [0.0, 0.0]]))  # rms 5 / sqrt(2); the row of zeros counts for nothing
+    moments("a", np.array([[10.0, -10.0]]))
+    moments("b", np.array([[2.0, 2.0]]))
 
-    assert list(moments.result()) == ["a"]
-    np.testing.assert_allclose(moments.result()["a"], np.array([[10.0, -1.0], [-1.0, 6.0]]) / 3, rtol=1e-6)
+    expected = [[2 * 9 / 25 + 1, 2 * 12 / 25 - 1], [2 * 12 / 25 - 1, 2 * 16 / 25 + 1]]
+    np.testing.assert_allclose(moments.result()["a"], expected, rtol=1e-6)
+    np.testing.assert_array_equal(moments.result()["b"], [[1, 1], [1, 1]])
 
 
-def test_collected_stats_are_those_of_all_sequences_together() -> None:
-    model = ReferenceModel(random_source(PLAIN))
-    rows: dict[str, list[np.ndarray]] = {}
-    for sequence in (TOKENS, [4, 4], [9]):
-        model.forward(sequence, observe=lambda name, x: rows.setdefault(name, []).append(x.copy()))
+def test_calibration_sees_what_every_gemm_reads_over_all_its_texts(tmp_path: Path) -> None:
+    write_tokenizer_json(tmp_path)
+    source = random_source(replace(PLAIN, vocab_size=256))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    model, rows = ReferenceModel(source), dict[str, list[np.ndarray]]()
+    for text in calibration_texts():
+        ids = tokenizer.encode(text).ids[: source.spec.context_length]
+        model.forward(ids, observe=lambda name, x: rows.setdefault(name, []).append(x.copy()))
 
-    relative_rms = collect_activation_stats(model, [TOKENS, [], [4, 4], [9]])
-    moments = collect_second_moments(model, [TOKENS, [], [4, 4], [9]])
+    found = calibrate(source, tmp_path / "tokenizer.json")
 
-    assert set(relative_rms) == set(moments) == set(rows)
+    assert set(found.relative_rms) == set(found.second_moments) == set(rows)
     for name, parts in rows.items():
         x = np.concatenate(parts)
-        scaled = x / np.sqrt((x**2).mean(axis=1, keepdims=True))
-        np.testing.assert_allclose(relative_rms[name], np.sqrt((scaled**2).mean(axis=0)), rtol=1e-12)
-        np.testing.assert_allclose(moments[name], x.T @ x / 10, rtol=1e-5, atol=1e-6)
+        relative = x / np.sqrt((x**2).mean(axis=1, keepdims=True))
+        np.testing.assert_allclose(found.relative_rms[name], np.sqrt((relative**2).mean(axis=0)), rtol=1e-4)
+        moments = relative.T @ relative
+        np.testing.assert_allclose(found.second_moments[name], moments, rtol=0, atol=1e-4 * moments.max())
+
+
+def test_a_model_that_keeps_no_layers_computes_the_same_and_reads_each_pass_anew() -> None:
+    source, reads = random_source(PLAIN), list[str]()
+
+    @dataclass(frozen=True)
+    class Watched:
+        spec: ModelSpec = source.spec
+        path: Path = source.path
+
+        def float32(self, name: str) -> np.ndarray:
+            reads.append(name)
+            return source.float32(name)
+
+        def blocks(self, name: str) -> None:
+            return None
+
+    kept, model = ReferenceModel(source), ReferenceModel(Watched(), keeps_layers=False)
+    assert not [name for name in reads if name.startswith("layers.")]
+    for num_passes in (1, 2):
+        np.testing.assert_array_equal(model.forward(TOKENS), kept.forward(TOKENS))
+        assert [reads.count(f"layers.{layer}.down") for layer in range(PLAIN.num_layers)] == (
+            [num_passes] * PLAIN.num_layers
+        )
 
 
 def test_calibration_texts_are_many_and_none_is_an_evaluation_text() -> None:
