@@ -12,6 +12,7 @@ from graphs.channel_store import ChannelStore, calibrate
 from graphs.decoder import GraphKind, build_decoder
 from graphs.decoder_weights import WeightStore, store_decoder
 from graphs.errors import ExportError
+from graphs.exportable import require_exportable, require_memory
 from graphs.fingerprint import source_fingerprint
 from graphs.gguf_tokenizer import write_tokenizer
 from graphs.manifest import (
@@ -55,18 +56,23 @@ def export_model(
     *,
     overwrite: bool = False,
     progress: Progress = silent,
+    available_memory_bytes: int | None = None,
 ) -> ExportResult:
     """Export `source` (a GGUF file, a Hugging Face folder or a hub id) into the folder `out`, verified.
 
     Everything is written into a hidden folder beside `out` that is renamed at the end, so `out` is complete or as it
     was. With `overwrite` an existing model folder is replaced; any other folder that is not empty never is.
 
-    Raises ExportError when the source cannot be exported, `out` is in the way, or the graphs fail verification.
+    Raises ExportError when the source cannot be exported, or not in `available_memory_bytes`, when `out` is in the way
+    or somebody else is writing it, or when the graphs fail verification.
     """
     if weight_format not in WEIGHT_FORMATS:
         raise ExportError(f"weight format: {weight_format!r} is not allowed: one of {', '.join(WEIGHT_FORMATS)}")
     require_replaceable(out, overwrite)
     opened = open_source(source)
+    require_exportable(opened.spec, weight_format)
+    if available_memory_bytes is not None:
+        require_memory(opened.spec, weight_format, available_memory_bytes)
     with staging_folder(out) as folder:
         tokenizer = write_tokenizer(opened.path, folder)
         if tokenizer.vocab_size > opened.spec.vocab_size:
@@ -80,7 +86,7 @@ def export_model(
         progress("verifying", 1, 1)
         manifest = _describe(opened, folder, weight_format, add_bos=tokenizer.add_bos)
         manifest.save(folder)
-        publish(folder, out)
+        publish(folder, out, overwrite)
     return ExportResult(out, manifest, verification)
 
 

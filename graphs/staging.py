@@ -1,14 +1,16 @@
-"""Writing a folder so that it is there as a whole or not at all."""
+"""Writing a folder so that it is there as a whole or not at all, by one writer at a time."""
 
+import fcntl
+import os
 import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TextIO
 
 from graphs.errors import ExportError
 from graphs.manifest import MANIFEST_NAME
@@ -34,25 +36,50 @@ def require_replaceable(out: Path, overwrite: bool) -> None:
 def staging_folder(out: Path) -> Iterator[Path]:
     """A hidden folder beside `out`, gone when the `with` ends, however it ends, unless it was renamed.
 
-    Raises ExportError when it cannot be made, and in place of any OSError inside.
+    Nobody else gets one for the same `out` meanwhile. Raises ExportError when it cannot be made or somebody else has
+    one, and in place of any OSError inside.
     """
-    parent = out.resolve().parent
+    target = out.resolve()
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=parent))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = _lock(target.with_name(f".{target.name}.lock"))
+    except BlockingIOError as error:
+        raise ExportError(f"{out}: another export is writing it") from error
     except OSError as error:
         raise ExportError(f"{out}: cannot be written: {error}") from error
     try:
-        with _signals_unwind():
-            yield folder
+        with (
+            TemporaryDirectory(
+                prefix=f".{target.name}.", suffix=".partial", dir=target.parent, ignore_cleanup_errors=True
+            ) as folder,
+            _signals_unwind(),
+        ):
+            yield Path(folder)
     except OSError as error:
         raise ExportError(f"{out}: export failed: {error}") from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        Path(lock.name).unlink(missing_ok=True)  # still locked: whoever has it open sees that it is no more
+        lock.close()
 
 
-def publish(folder: Path, out: Path) -> None:
-    """Put the finished `folder` in the place of `out`; what was there is removed last."""
+def _lock(path: Path) -> TextIO:
+    """The file `path`, locked until it is closed or the process ends. Raises OSError, when taken BlockingIOError."""
+    while True:
+        with ExitStack() as on_failure:
+            file = on_failure.enter_context(path.open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last owner may have removed it after we opened it; then somebody else may hold another of its name.
+            if os.fstat(file.fileno()).st_nlink > 0:
+                on_failure.pop_all()
+                return file
+
+
+def publish(folder: Path, out: Path, overwrite: bool) -> None:
+    """Put the finished `folder` in the place of `out`; what was there is removed last.
+
+    Raises ExportError when `out` has become something that may not be replaced.
+    """
+    require_replaceable(out, overwrite)
     folder.chmod(_FOLDER_MODE)
     out = out.resolve()
     if not out.exists():

@@ -6,6 +6,7 @@ from pathlib import Path
 from graphs.export import export_model
 from graphs.progress import ProgressBar
 from service.commands.weights import DEFAULT_WEIGHTS, add_weights_argument
+from service.executor.machine import available_memory_bytes
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -18,6 +19,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Export, and print the folder and how near its graphs are to the reference."""
-    result = export_model(args.source, args.out, args.weights, overwrite=args.overwrite, progress=ProgressBar())
+    result = export_model(
+        args.source,
+        args.out,
+        args.weights,
+        overwrite=args.overwrite,
+        progress=ProgressBar(),
+        available_memory_bytes=available_memory_bytes(),
+    )
     print(f"{result.folder}: {result.verification}")
     return 0

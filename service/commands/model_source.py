@@ -7,6 +7,7 @@ from graphs.manifest import MANIFEST_NAME, Manifest, ManifestError
 from graphs.progress import ProgressBar
 from service.commands.weights import CUDA_WEIGHTS, DEFAULT_WEIGHTS
 from service.errors import ConfigError
+from service.executor.machine import available_memory_bytes
 
 
 def model_folder(path: Path, weights: str | None, device: str) -> Path:
@@ -31,7 +32,14 @@ def model_folder(path: Path, weights: str | None, device: str) -> Path:
     if not _is_export(out, source):
         from graphs.export import export_model  # noqa: PLC0415 slow to import, and seldom needed
 
-        export_model(path, out, weight_format, overwrite=True, progress=ProgressBar())
+        export_model(
+            path,
+            out,
+            weight_format,
+            overwrite=True,
+            progress=ProgressBar(),
+            available_memory_bytes=available_memory_bytes(),
+        )
     return out
 
 

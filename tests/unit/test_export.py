@@ -1,11 +1,13 @@
 """An export is whole and verified, or it is not there."""
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import ml_dtypes
 import pytest
+from tokenizers import Tokenizer, processors
 
 from graphs.errors import ExportError
 from graphs.export import export_model
@@ -62,7 +64,7 @@ def test_a_failing_source_leaves_nothing(tmp_path: Path):
 def test_an_interrupted_export_leaves_nothing(tmp_path: Path, source: Path):
     def interrupt(stage: str, num_done: int, num_parts: int) -> None:
         if (stage, num_done) == ("writing weights", 3):
-            assert len(names(tmp_path / "models")) == 1  # the hidden folder
+            assert len(names(tmp_path / "models")) == 2  # the hidden folder and the lock
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -149,18 +151,28 @@ def test_a_source_without_tokenizer_is_refused(tmp_path: Path):
 
 def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(tmp_path: Path):
     folder = write_source(tmp_path / "source", vocab_size=255)
-    with pytest.raises(ExportError, match="the tokenizer knows 256 ids, the model only 255"):
+    with pytest.raises(ExportError, match="largest id 255 is not allowed: the model has the ids 0 to 254"):
         export_model(folder, tmp_path / "tiny", "float32")
 
 
-def test_a_context_too_short_to_verify_is_named(tmp_path: Path):
-    for context_length in (8, 7):
-        folder = write_source(tmp_path / f"source{context_length}", max_position_embeddings=context_length)
-        if context_length == 8:
-            export_model(folder, tmp_path / "tiny", "float32")
-        else:
-            with pytest.raises(ExportError, match="context_length: 7 is too short"):
-                export_model(folder, tmp_path / "short", "float32")
+def test_a_tokenizer_whose_ids_have_a_gap_is_measured_by_the_largest(tmp_path: Path):
+    folder = write_source(tmp_path / "source")
+    path = folder / "tokenizer.json"
+    document = json.loads(path.read_text())
+    document["model"]["vocab"]["e"] = 5000
+    path.write_text(json.dumps(document))
+    with pytest.raises(ExportError, match="largest id 5000 is not allowed: the model has the ids 0 to 255"):
+        export_model(folder, tmp_path / "tiny", "w8a8")
+
+
+def test_the_manifest_says_what_the_tokenizer_does_about_bos(tmp_path: Path):
+    folder = write_source(tmp_path / "source")
+    path = folder / "tokenizer.json"
+    assert not export_model(folder, tmp_path / "without", "float32").manifest.model.add_bos
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.post_processor = processors.TemplateProcessing(["b", "$A"], special_tokens=[("b", 65)])
+    tokenizer.save(str(path))
+    assert export_model(folder, tmp_path / "with", "float32").manifest.model.add_bos
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""One export at a time writes a folder, and what is not a model is never replaced."""
+
+from pathlib import Path
+
+import pytest
+
+from graphs.errors import ExportError
+from graphs.export import export_model
+from graphs.manifest import Manifest
+from tests.unit.tiny_export import write_source
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    return write_source(tmp_path_factory.mktemp("source") / "tiny")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_appears_at_out_during_an_export_is_left_alone(tmp_path: Path, source: Path):
+    def write_thesis(stage: str, num_done: int, num_parts: int) -> None:
+        (tmp_path / "tiny").mkdir(exist_ok=True)
+        (tmp_path / "tiny" / "thesis.txt").write_text("mine")
+
+    with pytest.raises(ExportError, match="exists and is not a model folder; it is left alone"):
+        export_model(source, tmp_path / "tiny", "float32", overwrite=True, progress=write_thesis)
+    assert names(tmp_path) == ["tiny"]
+    assert names(tmp_path / "tiny") == ["thesis.txt"]
+
+
+def test_two_exports_to_one_folder_at_a_time_are_refused_and_a_third_after_them_works(tmp_path: Path, source: Path):
+    out, same, refusals = tmp_path / "models" / "tiny", tmp_path / "alias" / "tiny", []
+    (tmp_path / "alias").symlink_to(tmp_path / "models")
+
+    def export_again(stage: str, num_done: int, num_parts: int) -> None:
+        for path in (out, same):
+            with pytest.raises(ExportError) as refusal:
+                export_model(source, path, "int8", overwrite=True)
+            refusals.append(str(refusal.value))
+
+    export_model(source, out, "float32", progress=export_again)
+    assert set(refusals) == {f"{path}: another export is writing it" for path in (out, same)}
+    assert names(tmp_path / "models") == ["tiny"]
+    assert Manifest.load(out).weight_format == "float32"
+    export_model(source, out, "int8", overwrite=True)
+    assert Manifest.load(out).weight_format == "int8"
+
+
+def test_a_lock_that_a_killed_export_left_is_no_obstacle(tmp_path: Path, source: Path):
+    (tmp_path / ".tiny.lock").write_text("")
+    export_model(source, tmp_path / "tiny", "float32")
+    assert names(tmp_path) == ["tiny"]
