@@ -1,8 +1,8 @@
 // One vector of floats, four implementations. Included by .inl kernels; the including .cc names the set first:
 //
-//   // row_quant_avx512.cc
+//   // row_kernels_avx512.cc
 //   #define CHAIRLIFT_SIMD_AVX512
-//   #include "row_quant.inl"        // which includes simd.h and opens namespace chairlift::CHAIRLIFT_SIMD_NS
+//   #include "row_kernels.inl"      // which includes simd.h and opens namespace chairlift::CHAIRLIFT_SIMD_NS
 //
 // `Vec` holds kLanes floats: 16 (AVX-512), 8 (AVX2 + FMA + F16C; plain arrays), 4 (NEON). All functions below exist in
 // each set:
@@ -10,13 +10,11 @@
 //   add sub mul div min max sqrt abs round(half to even) fma(a, b, c) = a * b + c
 //   select_less(a, b, x, y) = a < b ? x : y
 //   reduce_add reduce_max reduce_min                   fixed order: the same bits every time
-//   load_f16(p) store_f16(p, v) load_i8(p) load_u8(p) load_i32(p)     to and from float
+//   load_f16(p) store_f16(p, v) load_i8(p)             to and from float
 //   store_i8(p, v)                                     whole numbers within the type's range
 //   scale_by_power(v, n) = v * 2^n for whole n <= 127; 0 for n < -126
-//   transpose(rows[kLanes])                            in place
-//   exp(v)                                             2 ulp; 0 below -87.33, clamped above 88.37
-//   exp_within(v)                                      for v within [-87, 88] and errors up to 1e-7 + 4e-8 |v|, at half
-//                                                      the cost; exactly 1 for 0
+//   exp_within(v)                                      e^v for v within [-87, 88], errors up to 1e-7 + 4e-8 |v|;
+//                                                      exactly 1 for 0
 //   reciprocal(v)                                      1 / v within 1 ulp; for 1 <= |v| < 2^126
 //
 // A rule for code that includes this: no templates or inline functions from outside the set's namespace (so no
@@ -46,23 +44,6 @@
 
 namespace chairlift::CHAIRLIFT_SIMD_NS {
 
-// e^x by range reduction to [-ln2/2, ln2/2] and a polynomial of degree 6 (coefficients from Cephes' expf).
-CHAIRLIFT_INLINE Vec exp(Vec x) {
-  const Vec lowest = set1(-87.33654f);
-  const Vec clamped = min(max(x, lowest), set1(88.37f));
-  const Vec n = round(mul(clamped, set1(1.44269504088896341f)));
-  Vec r = fma(n, set1(-0.693359375f), clamped);
-  r = fma(n, set1(2.12194440e-4f), r);
-  Vec p = set1(1.9875691500e-4f);
-  p = fma(p, r, set1(1.3981999507e-3f));
-  p = fma(p, r, set1(8.3334519073e-3f));
-  p = fma(p, r, set1(4.1665795894e-2f));
-  p = fma(p, r, set1(1.6666665459e-1f));
-  p = fma(p, r, set1(5.0000001201e-1f));
-  p = fma(p, mul(r, r), add(r, set1(1.0f)));
-  return select_less(x, lowest, zero(), mul(p, power_of_two(n)));
-}
-
 // 2^n * 2^f with f within [-1/2, 1/2] and a minimax polynomial for 2^f.
 CHAIRLIFT_INLINE Vec exp_within(Vec x) {
   const Vec log2_of_e = set1(1.44269504088896341f);
@@ -75,12 +56,6 @@ CHAIRLIFT_INLINE Vec exp_within(Vec x) {
   p = fma(p, f, set1(6.93147004e-1f));
   p = fma(p, f, set1(1.0f));
   return scale_by_power(p, n);
-}
-
-CHAIRLIFT_INLINE float exp_scalar(float x) {
-  float lanes[kLanes];
-  store(lanes, exp(set1(x)));
-  return lanes[0];
 }
 
 }  // namespace chairlift::CHAIRLIFT_SIMD_NS

@@ -66,12 +66,6 @@ CHAIRLIFT_INLINE void store_f16(uint16_t* p, Vec v) {
 CHAIRLIFT_INLINE Vec load_i8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
-CHAIRLIFT_INLINE Vec load_u8(const uint8_t* p) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-}
-CHAIRLIFT_INLINE Vec load_i32(const int32_t* p) {
-  return _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
 CHAIRLIFT_INLINE __m128i to_i16(Vec v) {
   const __m256i words = _mm256_cvtps_epi32(v);
   return _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
@@ -79,25 +73,6 @@ CHAIRLIFT_INLINE __m128i to_i16(Vec v) {
 CHAIRLIFT_INLINE void store_i8(int8_t* p, Vec v) {
   const __m128i shorts = to_i16(v);
   _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(shorts, shorts));
-}
-
-// Rows become columns: 4 x 4 blocks within 128 bits, then the blocks.
-CHAIRLIFT_INLINE void transpose(Vec (&r)[kLanes]) {
-  Vec t[kLanes];
-  for (int i = 0; i < kLanes; i += 4) {
-    const Vec ab_low = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    const Vec ab_high = _mm256_unpackhi_ps(r[i], r[i + 1]);
-    const Vec cd_low = _mm256_unpacklo_ps(r[i + 2], r[i + 3]);
-    const Vec cd_high = _mm256_unpackhi_ps(r[i + 2], r[i + 3]);
-    t[i] = _mm256_shuffle_ps(ab_low, cd_low, 0x44);
-    t[i + 1] = _mm256_shuffle_ps(ab_low, cd_low, 0xee);
-    t[i + 2] = _mm256_shuffle_ps(ab_high, cd_high, 0x44);
-    t[i + 3] = _mm256_shuffle_ps(ab_high, cd_high, 0xee);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
-    r[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
-  }
 }
 
 }  // namespace chairlift::CHAIRLIFT_SIMD_NS

@@ -36,9 +36,6 @@ CHAIRLIFT_INLINE Vec round(Vec a) {
 CHAIRLIFT_INLINE Vec select_less(Vec a, Vec b, Vec x, Vec y) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
 }
-// 2^n for whole n in [-126, 127].
-CHAIRLIFT_INLINE Vec power_of_two(Vec n) { return _mm512_scalef_ps(_mm512_set1_ps(1.0f), n); }
-
 // v * 2^n for whole n <= 127; 0 for n < -126.
 CHAIRLIFT_INLINE Vec scale_by_power(Vec v, Vec n) {
   return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(n, _mm512_set1_ps(-126.0f), _CMP_GE_OQ), v, n);
@@ -57,37 +54,8 @@ CHAIRLIFT_INLINE void store_f16(uint16_t* p, Vec v) {
 CHAIRLIFT_INLINE Vec load_i8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
-CHAIRLIFT_INLINE Vec load_u8(const uint8_t* p) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
-CHAIRLIFT_INLINE Vec load_i32(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
 CHAIRLIFT_INLINE void store_i8(int8_t* p, Vec v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(v)));
-}
-
-// Rows become columns: 4 x 4 blocks within 128 bits, then the blocks.
-CHAIRLIFT_INLINE void transpose(Vec (&r)[kLanes]) {
-  Vec t[kLanes];
-  for (int i = 0; i < kLanes; i += 4) {
-    const Vec ab_low = _mm512_unpacklo_ps(r[i], r[i + 1]);
-    const Vec ab_high = _mm512_unpackhi_ps(r[i], r[i + 1]);
-    const Vec cd_low = _mm512_unpacklo_ps(r[i + 2], r[i + 3]);
-    const Vec cd_high = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
-    t[i] = _mm512_shuffle_ps(ab_low, cd_low, 0x44);
-    t[i + 1] = _mm512_shuffle_ps(ab_low, cd_low, 0xee);
-    t[i + 2] = _mm512_shuffle_ps(ab_high, cd_high, 0x44);
-    t[i + 3] = _mm512_shuffle_ps(ab_high, cd_high, 0xee);
-  }
-  for (int i = 0; i < 4; ++i) {
-    const Vec even_low = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88);
-    const Vec odd_low = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
-    const Vec even_high = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88);
-    const Vec odd_high = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
-    r[i] = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
-    r[i + 4] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
-    r[i + 8] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
-    r[i + 12] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
-  }
 }
 
 }  // namespace chairlift::CHAIRLIFT_SIMD_NS

@@ -106,21 +106,8 @@ CHAIRLIFT_INLINE void store_f16(uint16_t* p, Vec a) {
   for (int i = 0; i < kLanes; ++i) p[i] = f32_to_f16(a.v[i]);
 }
 CHAIRLIFT_INLINE Vec load_i8(const int8_t* p) { CHAIRLIFT_EACH_LANE(static_cast<float>(p[i])); }
-CHAIRLIFT_INLINE Vec load_u8(const uint8_t* p) { CHAIRLIFT_EACH_LANE(static_cast<float>(p[i])); }
-CHAIRLIFT_INLINE Vec load_i32(const int32_t* p) { CHAIRLIFT_EACH_LANE(static_cast<float>(p[i])); }
 CHAIRLIFT_INLINE void store_i8(int8_t* p, Vec a) {
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(static_cast<int32_t>(a.v[i]));
-}
-
-// Rows become columns.
-CHAIRLIFT_INLINE void transpose(Vec (&r)[kLanes]) {
-  for (int i = 0; i < kLanes; ++i) {
-    for (int j = 0; j < i; ++j) {
-      const float swapped = r[i].v[j];
-      r[i].v[j] = r[j].v[i];
-      r[j].v[i] = swapped;
-    }
-  }
 }
 
 #undef CHAIRLIFT_EACH_LANE

@@ -55,27 +55,10 @@ CHAIRLIFT_INLINE Vec load_i8(const int8_t* p) {
   const int16x8_t shorts = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(word)));
   return vcvtq_f32_s32(vmovl_s16(vget_low_s16(shorts)));
 }
-CHAIRLIFT_INLINE Vec load_u8(const uint8_t* p) {
-  uint32_t word;
-  std::memcpy(&word, p, sizeof(word));
-  const uint16x8_t shorts = vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(word)));
-  return vcvtq_f32_u32(vmovl_u16(vget_low_u16(shorts)));
-}
-CHAIRLIFT_INLINE Vec load_i32(const int32_t* p) { return vcvtq_f32_s32(vld1q_s32(p)); }
 CHAIRLIFT_INLINE void store_i8(int8_t* p, Vec v) {
   const int16x4_t shorts = vqmovn_s32(vcvtnq_s32_f32(v));
   const int32_t word = vget_lane_s32(vreinterpret_s32_s8(vqmovn_s16(vcombine_s16(shorts, shorts))), 0);
   std::memcpy(p, &word, sizeof(word));
-}
-
-// Rows become columns.
-CHAIRLIFT_INLINE void transpose(Vec (&r)[kLanes]) {
-  const float32x4x2_t ab = vtrnq_f32(r[0], r[1]);
-  const float32x4x2_t cd = vtrnq_f32(r[2], r[3]);
-  r[0] = vcombine_f32(vget_low_f32(ab.val[0]), vget_low_f32(cd.val[0]));
-  r[1] = vcombine_f32(vget_low_f32(ab.val[1]), vget_low_f32(cd.val[1]));
-  r[2] = vcombine_f32(vget_high_f32(ab.val[0]), vget_high_f32(cd.val[0]));
-  r[3] = vcombine_f32(vget_high_f32(ab.val[1]), vget_high_f32(cd.val[1]));
 }
 
 }  // namespace chairlift::CHAIRLIFT_SIMD_NS
