@@ -20,7 +20,7 @@ KV_ELEMENT_TYPES: Final = {
 }
 
 
-def model_variant(path: Path, info: ModelInfo, dtype: KvDtype) -> bytes:
+def model_variant(path: Path, info: ModelInfo, dtype: KvDtype) -> onnx.ModelProto:
     """The graph at `path`, which has float32 KV inputs, for a KV buffer of `dtype`.
 
     Its external data stays where it is, relative to the folder of `path`. Raises ModelFolderError when the graph cannot
@@ -33,8 +33,7 @@ def model_variant(path: Path, info: ModelInfo, dtype: KvDtype) -> bytes:
         width = tensor.shape.dim[-1]
         if dtype is KvDtype.INT8 and width.HasField("dim_value"):
             width.dim_value = info.head_dim + SCALE_BYTES
-    variant: bytes = model.SerializeToString()
-    return variant
+    return model
 
 
 def count_nodes(model_dir: Path) -> int:

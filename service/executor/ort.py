@@ -195,7 +195,7 @@ def _load_session(
     for name, value in zip(weights, initializers, strict=True):
         options.add_initializer(name, value)
     try:
-        session = ort.InferenceSession(variant, options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(variant.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions share no base but this
         raise ModelFolderError(f"{path}: ONNX Runtime cannot load it: {error}") from error
     return BoundSession(session, initializers)

@@ -7,6 +7,9 @@ its own. The price: each process holds weights of its own, where the file's page
 
 import math
 import os
+from contextlib import ExitStack
+from functools import lru_cache
+from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
@@ -23,14 +26,14 @@ Int8Array = npt.NDArray[np.int8]
 _READ_IN_PLACE: Final = TensorProto.INT8
 
 
-def read_resident_weights(graph: bytes, folder: Path) -> dict[str, Int8Array]:
-    """The int8 initializers of `graph` that lie in files of `folder`, by name; views of one array.
+def read_resident_weights(model: onnx.ModelProto, folder: Path) -> dict[str, Int8Array]:
+    """The int8 initializers of `model` that lie in files of `folder`, by name; views of one array.
 
     Raises ModelFolderError when a file does not hold what the graph says.
     """
     tensors = [
         tensor
-        for tensor in onnx.load_model_from_string(graph).graph.initializer
+        for tensor in model.graph.initializer
         if tensor.data_type == _READ_IN_PLACE and tensor.data_location == TensorProto.EXTERNAL
     ]
     lengths = [math.prod(tensor.dims) for tensor in tensors]
@@ -38,25 +41,34 @@ def read_resident_weights(graph: bytes, folder: Path) -> dict[str, Int8Array]:
     memory = aligned_zeros((sum(strides),), np.int8, HUGE_PAGE_BYTES)
     weights: dict[str, Int8Array] = {}
     first = 0
-    for tensor, length, stride in zip(tensors, lengths, strides, strict=True):
-        weights[tensor.name] = memory[first : first + length].reshape(tuple(tensor.dims))
-        _read(ExternalDataInfo(tensor), folder, memory[first : first + length])
-        first += stride
+    with ExitStack() as files:
+        open_once = lru_cache(lambda location: files.enter_context(_open(folder, location)))
+        for tensor, length, stride in zip(tensors, lengths, strides, strict=True):
+            weights[tensor.name] = memory[first : first + length].reshape(tuple(tensor.dims))
+            info = ExternalDataInfo(tensor)
+            _read(open_once(info.location), info.offset or 0, memory[first : first + length])
+            first += stride
     return weights
 
 
-def _read(info: ExternalDataInfo, folder: Path, out: Int8Array) -> None:
-    path = folder / info.location
-    if path.name != info.location:
-        raise ModelFolderError(f"the graph wants weights from {info.location!r}, which is no file of {folder}")
+def _open(folder: Path, location: str) -> BufferedReader:
+    path = folder / location
+    if path.name != location:
+        raise ModelFolderError(f"the graph wants weights from {location!r}, which is no file of {folder}")
     try:
-        with path.open("rb") as file:
-            file.seek(info.offset or 0)
-            num_read = file.readinto(out.data)
-            # Read twice, for its hash and now, the file's cache counts as in use, and no more as free memory.
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(file.fileno(), info.offset or 0, len(out), os.POSIX_FADV_DONTNEED)
+        return path.open("rb")
     except OSError as error:
         raise ModelFolderError(f"{path}: cannot be read: {error}") from error
+
+
+def _read(file: BufferedReader, offset: int, out: Int8Array) -> None:
+    try:
+        file.seek(offset)
+        num_read = file.readinto(out.data)
+        # Read twice, for its hash and now, the file's cache counts as in use, and no more as free memory.
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), offset, len(out), os.POSIX_FADV_DONTNEED)
+    except OSError as error:
+        raise ModelFolderError(f"{file.name}: cannot be read: {error}") from error
     if num_read < len(out):
-        raise ModelFolderError(f"{path}: ends before the weights that the graph wants at {info.offset or 0}")
+        raise ModelFolderError(f"{file.name}: ends before the weights that the graph wants at {offset}")

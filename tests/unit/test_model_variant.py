@@ -41,7 +41,7 @@ def test_every_variant_computes_the_same_and_takes_its_kv_type(graph_path: Path,
     options = ort.SessionOptions()
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(graph_path.parent))
     variant = model_variant(graph_path, INFO, dtype)
-    session = ort.InferenceSession(variant, options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(variant.SerializeToString(), options, providers=["CPUExecutionProvider"])
     x = np.random.default_rng(3).random((3, 6), dtype=np.float32)
     kv = np.zeros((2, 2, 1, 16, 8), dtype)
     (y,) = session.run(None, {"x": x, "kv_cache.0": kv, "kv_cache.1": kv})

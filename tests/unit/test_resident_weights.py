@@ -22,7 +22,7 @@ def stored(tmp_path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def graph_of(stored: dict[str, np.ndarray]) -> bytes:
+def graph_of(stored: dict[str, np.ndarray]) -> onnx.ModelProto:
     """Initializers for all of `stored`, one that is float and one that lies in the graph itself."""
     tensors = []
     offset = 7
@@ -31,7 +31,7 @@ def graph_of(stored: dict[str, np.ndarray]) -> bytes:
         offset += array.nbytes
     tensors.append(external("float", TensorProto.FLOAT, (2,), 7))
     tensors.append(numpy_helper.from_array(np.ones(3, np.int8), "inline"))
-    return helper.make_model(helper.make_graph([], "g", [], [], tensors)).SerializeToString()
+    return helper.make_model(helper.make_graph([], "g", [], [], tensors))
 
 
 def external(
@@ -66,6 +66,6 @@ def test_a_file_outside_the_folder_is_refused(tmp_path: Path, stored: dict[str, 
     folder = tmp_path / "model"
     folder.mkdir()
     tensor = external("w", TensorProto.INT8, SHAPES["small"], 7, location="../w.bin")
-    graph = helper.make_model(helper.make_graph([], "g", [], [], [tensor])).SerializeToString()
+    graph = helper.make_model(helper.make_graph([], "g", [], [], [tensor]))
     with pytest.raises(ModelFolderError, match=r"'\.\./w\.bin', which is no file of "):
         read_resident_weights(graph, folder)
