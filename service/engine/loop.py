@@ -39,8 +39,9 @@ class EngineLoop:
 
     An idle loop sleeps in the inbox. A transient executor error aborts the step, which is planned again after a
     pause, at most `max_step_retries` times in a row; any other error ends `run` with that error. Commands that come
-    during the pause are applied, and do not shorten it. When a step cannot be dispatched ahead, that is counted apart:
-    the step is dispatched once more when the one before has landed, and during the pause none is planned ahead.
+    during the pause are applied, deadlines are kept, and neither shortens it. When a step cannot be dispatched ahead,
+    that is counted apart: the step is dispatched once more when the one before has landed, and during the pause none is
+    planned ahead.
     """
 
     scheduler: Scheduler
@@ -67,8 +68,11 @@ class EngineLoop:
         """Serve until the inbox is closed; what is in flight is finished first."""
         try:
             while not self._apply(self._next_commands()):
-                if self.clock.now_ns() >= self.retries.not_before_ns:
-                    self._step()
+                now_ns = self.clock.now_ns()
+                if self.ahead is None:
+                    self._expire(now_ns)
+                if now_ns >= self.retries.not_before_ns:
+                    self._step(now_ns)
             if self.ahead is not None:
                 self._land(self.ahead, None)
         finally:
@@ -111,8 +115,13 @@ class EngineLoop:
                 self.router.fail(request.seq_id, error)
         return commands.is_closed
 
-    def _step(self) -> None:
-        start_ns = self.clock.now_ns()
+    def _expire(self, now_ns: int) -> None:
+        """End what has run out of time, with nothing in flight."""
+        expired = self.scheduler.expire(now_ns)
+        if expired:
+            self.router.end(expired)
+
+    def _step(self, start_ns: int) -> None:
         self.heartbeat.beat(start_ns)
         flight = self.ahead or self._begin(start_ns)
         if flight is not None:
@@ -120,9 +129,6 @@ class EngineLoop:
 
     def _begin(self, start_ns: int) -> Flight | None:
         """Plan and dispatch a step with none in flight; None: there is none, or it failed."""
-        expired = self.scheduler.expire(start_ns)
-        if expired:
-            self.router.end(expired)
         plan = self.scheduler.plan(start_ns)
         if plan is None:
             return None

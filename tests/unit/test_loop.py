@@ -1,0 +1,54 @@
+"""The engine's loop while nothing is in flight."""
+
+import asyncio
+
+import numpy as np
+
+from service.commands.assembly import scheduler_config
+from service.core.scheduler import Scheduler
+from service.core.types import Request, SamplingParams
+from service.engine.health import Heartbeat
+from service.engine.inbox import Commands, Inbox
+from service.engine.loop import EngineLoop
+from service.engine.router import OutputRouter
+from service.engine.settings import EngineSettings
+from service.errors import ExecutorError
+from tests.doubles import LIMITS, PROMPT, GatedExecutor, ManualClock, NullObserver, run_async
+
+
+class SleepingInbox(Inbox):
+    """Nothing comes: a sleep takes no time but the clock's, and one that has no end closes it."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(max_requests=8)
+        self.sleeps_s: list[float] = []
+        self._clock = clock
+
+    def wait(self, timeout_s: float | None = None) -> Commands:
+        if self._has_commands():
+            return self.take()
+        if timeout_s is None:
+            self.close()
+        else:
+            self.sleeps_s.append(timeout_s)
+            self._clock.time_ns += round(timeout_s * 1e9)
+        return self.take()
+
+
+def test_a_deadline_that_passes_in_the_pause_before_a_retry_is_kept_and_slept_until() -> None:
+    async def main() -> None:
+        clock, executor, settings = ManualClock(), GatedExecutor(), EngineSettings(retry_pause_s=2.0)
+        scheduler, inbox = Scheduler(scheduler_config(LIMITS, settings)), SleepingInbox(clock)
+        router = OutputRouter(asyncio.get_running_loop(), clock, inbox.cancel)
+        loop = EngineLoop(scheduler, executor, inbox, router, settings, clock, Heartbeat(), NullObserver())
+        executor.errors.append(ExecutorError("passing", is_transient=True))
+        start_ns = clock.time_ns
+        for seq_id, deadline_ns in ((1, start_ns + 100_000_000), (2, None)):
+            inbox.submit(Request(seq_id, np.array(PROMPT), SamplingParams(3), deadline_ns=deadline_ns))
+        loop.run()
+        assert inbox.sleeps_s == [0.1, 1.9]
+        assert clock.time_ns == start_ns + 2_000_000_000
+        assert scheduler.counters.totals.num_finished == 2
+        assert executor.num_steps == 1 + 3
+
+    run_async(main())
