@@ -66,6 +66,7 @@ class Simulation:
         events, totals = self._events, self.collector.totals
         arrivals = iter(requests)
         request = next(arrivals, None)
+        self._has_arrivals = request is not None
         now_ns = 0
         while request is not None or events:
             if request is not None and request.arrival_ns <= (events[0][0] if events else _NEVER):

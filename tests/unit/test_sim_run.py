@@ -123,6 +123,13 @@ def test_autoscaler_adds_replicas_after_their_start_up_and_gives_them_up() -> No
     assert fixed.totals.end_ns == 340 * MS
 
 
+def test_a_workload_without_requests_ends_at_the_first_look_at_the_load() -> None:
+    rule = AutoscaleRule(1, 2, target_load=4, interval_s=0.01)
+    simulation = Simulation(Deployment(CONFIG, LATENCY, autoscale=rule), ONE, LatencyLimits())
+    assert simulation.run([]).totals.arrived == 0
+    assert simulation.num_live == 0
+
+
 def test_many_requests_leave_nothing_behind() -> None:
     """Memory is bounded: slots of finished requests are used again."""
     workload = Workload(PoissonArrivals(100), SeparateLengths(FixedLength(8), FixedLength(4)), num_requests=3000)
