@@ -1,7 +1,7 @@
 """When sequences run out of time."""
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import FinishReason, Request
@@ -17,21 +17,21 @@ class Deadlines:
     admits may have to wait on.
     """
 
-    def __init__(self, live: Mapping[int, Sequence]) -> None:
-        """`live` are all live sequences by id."""
+    def __init__(self, live: Mapping[int, Sequence], max_queue_wait_ns: int) -> None:
+        """`live` are all live sequences by id. A limit of 0 lets them wait as long as it takes."""
         self._live = live
+        self._max_queue_wait_ns = max_queue_wait_ns
         self._heap: list[tuple[int, int, FinishReason]] = []
 
-    def add(self, at_ns: int, seq_id: int, reason: FinishReason) -> None:
-        """From `at_ns` on the sequence has run out of time, for `reason`."""
-        heapq.heappush(self._heap, (at_ns, seq_id, reason))
-
-    def enter(self, request: Request, max_queue_wait_ns: int) -> None:
-        """Add what bounds a new request: its deadline, and the wait for admission unless the limit is 0."""
+    def bound_answer(self, request: Request) -> None:
+        """Let the deadline count, if there is one."""
         if request.deadline_ns is not None:
-            self.add(request.deadline_ns, request.seq_id, FinishReason.DEADLINE)
-        if max_queue_wait_ns:
-            self.add(request.arrival_ns + max_queue_wait_ns, request.seq_id, FinishReason.QUEUE_WAIT)
+            self._add(request.deadline_ns, request.seq_id, FinishReason.DEADLINE)
+
+    def bound_wait(self, request: Request) -> None:
+        """Let the wait for admission count, from the arrival on."""
+        if self._max_queue_wait_ns:
+            self._add(request.arrival_ns + self._max_queue_wait_ns, request.seq_id, FinishReason.QUEUE_WAIT)
 
     @property
     def next_ns(self) -> int | None:
@@ -47,19 +47,23 @@ class Deadlines:
             heapq.heappop(self._heap)
         return False
 
-    def due(self, now_ns: int) -> list[tuple[int, FinishReason]]:
-        """Take out what has come of live sequences: (seq_id, reason), earliest first; one may come twice."""
-        found = []
+    def due(self, now_ns: int) -> Iterator[tuple[int, FinishReason]]:
+        """Take out what has come of live sequences, one by one: (seq_id, reason), earliest first.
+
+        Who is ended meanwhile comes no more, and whose wait is bounded meanwhile may come.
+        """
         while self.has_due(now_ns):
             _, seq_id, reason = heapq.heappop(self._heap)
-            found.append((seq_id, reason))
-        return found
+            yield seq_id, reason
 
     def prune(self) -> None:
         """Drop the entries of sequences that have ended, once they are the most."""
         if len(self._heap) > 4 * len(self._live) + _SPARE_ENTRIES:
             self._heap = [entry for entry in self._heap if entry[1] in self._live]
             heapq.heapify(self._heap)
+
+    def _add(self, at_ns: int, seq_id: int, reason: FinishReason) -> None:
+        heapq.heappush(self._heap, (at_ns, seq_id, reason))
 
     def _matters(self, seq_id: int, reason: FinishReason) -> bool:
         sequence = self._live.get(seq_id)

@@ -8,6 +8,7 @@ from service.core.batch_state import BatchState
 from service.core.block_hash import TOKEN_BYTES, tenant_root
 from service.core.block_pool import BlockPool
 from service.core.chain import ChainNames
+from service.core.deadlines import Deadlines
 from service.core.forks import Forks
 from service.core.ordering import OrderingPolicy
 from service.core.prefixes import Prefixes
@@ -23,7 +24,9 @@ from service.core.waiting_queue import WaitingQueue
 class LiveSequences:
     """The sequences that have not ended: each is in the queue, waits as a fork, or has a row. Owned by the Scheduler.
 
-    Brings them in, takes them out of wherever they are, and counts.
+    Brings them in, takes them out of wherever they are, and counts. The wait for admission is bounded for the first of
+    a prompt's samples: the others have begun with it, and wait for its prompt, or for a row, as long as it takes. When
+    it ends without a token they are on their own.
     """
 
     def __init__(self, config: SchedulerConfig, batch: BatchState, pool: BlockPool, policy: OrderingPolicy) -> None:
@@ -32,6 +35,7 @@ class LiveSequences:
         self.forks = Forks()
         self.prefixes = Prefixes(config, batch, pool, self.by_id)
         self.totals = Totals()
+        self.deadlines = Deadlines(self.by_id, config.max_queue_wait_ns)
         self._batch = batch
         self._pool = pool
         self._policy = policy
@@ -64,6 +68,14 @@ class LiveSequences:
             if admission.num_cached_tokens and admission.status is SequenceStatus.WAITING
         }
 
+    def num_tokens_to_answer(self, request: Request) -> int:
+        """Tokens to compute before a new request has its first one: uncached ones of the queue before it, and its own.
+
+        A fork has the prompt of its leader, live as that is, but for the last token.
+        """
+        num_own_tokens = 1 if request.fork_of in self.by_id else len(request.prompt_token_ids)
+        return round((self._policy.num_tokens_before(request) + num_own_tokens) * self.totals.uncached_share)
+
     def enter(self, request: Request) -> None:
         """Queue a new sequence, or let it wait for the one that computes its prompt."""
         root = request.cache_root or tenant_root("", request.tenant)
@@ -73,7 +85,11 @@ class LiveSequences:
             request.prompt_token_ids,
             ChainNames(request.block_digests, root, self._block_bytes),
         )
+        has_leader = request.fork_of in self.by_id
         self.by_id[request.seq_id] = sequence
+        self.deadlines.bound_answer(request)
+        if not has_leader:
+            self.deadlines.bound_wait(request)
         (self.forks if self._awaits_output(request.fork_of) else self.queue).push(sequence)
         self.totals = self.totals._replace(num_submitted=self.totals.num_submitted + 1)
 
@@ -94,11 +110,6 @@ class LiveSequences:
         self.prefixes.publish(np.flatnonzero(~keep).astype(np.int32))
         self._end_rows(np.flatnonzero(~keep).astype(np.int32))
         self._batch.arrange(keep)
-
-    def _end_rows(self, rows: Int32Array) -> None:
-        """End the sequences of `rows`, and free their blocks; the rows stay there."""
-        self._pool.release(self._batch.blocks_of(rows))
-        self._forget(self._batch.seq_ids[rows].tolist())
 
     def settle(self, finished_rows: Int32Array, cancelled: Collection[int], preempted: list[tuple[int, int]]) -> None:
         """After a step, end the sequences of `finished_rows` and those with the ids `cancelled`, which all have rows.
@@ -134,18 +145,26 @@ class LiveSequences:
         """Queue the forks of those that have got a token: `seq_ids`, int64[num_sampled]."""
         if self.forks:
             for leader in self.forks.leaders_among(seq_ids):
-                self._release_forks(leader)
+                for sequence in self.forks.pop(leader):
+                    self.queue.push(sequence)
+
+    def _end_rows(self, rows: Int32Array) -> None:
+        """End the sequences of `rows`, and free their blocks; the rows stay there."""
+        self._pool.release(self._batch.blocks_of(rows))
+        self._forget(self._batch.seq_ids[rows].tolist())
 
     def _forget(self, seq_ids: list[int]) -> None:
         has_forks = bool(self.forks)
         for seq_id in seq_ids:
             self._policy.leave(self.by_id.pop(seq_id))
             if has_forks:
-                self._release_forks(seq_id)
+                self._orphan_forks(seq_id)
         self.totals = self.totals._replace(num_finished=self.totals.num_finished + len(seq_ids))
 
-    def _release_forks(self, leader: int) -> None:
+    def _orphan_forks(self, leader: int) -> None:
+        """Queue the forks of one that has ended without a token."""
         for sequence in self.forks.pop(leader):
+            self.deadlines.bound_wait(sequence.request)
             self.queue.push(sequence)
 
     def _awaits_output(self, seq_id: int | None) -> bool:

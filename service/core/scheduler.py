@@ -9,7 +9,6 @@ from service.core.batch_state import BatchState
 from service.core.batching import create_batching
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget
-from service.core.deadlines import Deadlines
 from service.core.ended_rows import EndedRows
 from service.core.flight import Flight
 from service.core.host_tier import HostTier
@@ -50,7 +49,7 @@ class Scheduler:
         self._pool = BlockPool(config.num_blocks, host)
         self._policy = create_policy(config.ordering)
         self._live = LiveSequences(config, self._batch, self._pool, self._policy)
-        self._queue, self._prefixes = self._live.queue, self._live.prefixes
+        self._queue, self._prefixes, self._deadlines = self._live.queue, self._live.prefixes, self._live.deadlines
         budget = ChunkBudget(config, self._timer.model)
         self._batching = create_batching(config, self._batch, self._queue, self._prefixes, budget)
         state = (self._batch, self._pool, self._queue)
@@ -61,7 +60,6 @@ class Scheduler:
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
         self._last_plan_ns = 0
         self._num_steps = 0
-        self._deadlines = Deadlines(self._live.by_id)
 
     @property
     def batch(self) -> BatchState:
@@ -87,15 +85,13 @@ class Scheduler:
         """
         assert request.seq_id not in self._live.by_id, "seq_id is unique in the life of the process"
         check_size(request, self.config)
-        num_tokens = self._policy.num_tokens_before(request) + len(request.prompt_token_ids)
-        num_tokens = round(num_tokens * self._live.totals.uncached_share)
         # An engine that has idled tries: its prices may be of a time when the machine was paused, and while it only
         # refuses it learns no others.
         is_rested = not self.has_work and request.arrival_ns - self._last_plan_ns >= _REST_NS
+        num_tokens = self._live.num_tokens_to_answer(request)
         check_deadline(request, num_tokens, None if is_rested else self._timer.model, self.config)
         check_room(request, self._queue, self._timer.rate, self.config)
         self._live.enter(request)
-        self._deadlines.enter(request, self.config.max_queue_wait_ns)
 
     def expire(self, now_ns: int) -> list[tuple[int, FinishReason]]:
         """End what has run out of time: waiting, preempted or running. For between steps, before `plan`.

@@ -12,8 +12,8 @@ from tests.unit.scheduler_steps import commit, make, step
 MS = 1_000_000
 
 
-def ask(scheduler: Scheduler, seq_id: int, num_tokens: int = 4, **fields: object) -> None:
-    sampling = SamplingParams(20, min_tokens=int(fields.pop("min_tokens", 0)))  # type: ignore[call-overload]
+def ask(scheduler: Scheduler, seq_id: int, num_tokens: int = 4, max_tokens: int = 20, **fields: object) -> None:
+    sampling = SamplingParams(max_tokens, min_tokens=int(fields.pop("min_tokens", 0)))  # type: ignore[call-overload]
     prompt = np.arange(1000 * seq_id, 1000 * seq_id + num_tokens, dtype=np.int32)  # shares no block with others
     scheduler.add(Request(seq_id, prompt, sampling, (), **fields))  # type: ignore[arg-type]
 
@@ -107,6 +107,46 @@ def test_the_longest_wait_counts_until_admission_only():
     assert scheduler.has_work
 
 
+def test_samples_do_not_run_out_of_their_wait_while_the_first_one_runs():
+    scheduler = make(max_num_seqs=1, max_num_batched_tokens=2, max_queue_wait_ns=100)
+    ask(scheduler, 1, num_tokens=6, max_tokens=2)
+    for seq_id in (2, 3):
+        ask(scheduler, seq_id, num_tokens=6, fork_of=1)
+    ask(scheduler, 4, arrival_ns=1)
+    for _ in range(2):  # of the three that the prompt takes
+        step(scheduler)
+    assert scheduler.expire(100) == []
+    assert scheduler.counters.num_waiting == 3
+    step(scheduler)
+    assert scheduler.expire(1000) == [(4, FinishReason.QUEUE_WAIT)]
+    assert step(scheduler) == [(1, 1, True)]  # its last token
+    assert scheduler.expire(2000) == []
+    assert scheduler.counters.num_waiting == 2
+
+
+def test_samples_run_out_of_their_wait_with_the_first_one():
+    scheduler = make(max_num_seqs=1, max_queue_wait_ns=100)
+    ask(scheduler, 1)
+    step(scheduler)
+    ask(scheduler, 2, arrival_ns=5)
+    for seq_id in (3, 4):
+        ask(scheduler, seq_id, arrival_ns=5, fork_of=2)
+    assert scheduler.expire(104) == []
+    assert scheduler.expire(105) == [(seq_id, FinishReason.QUEUE_WAIT) for seq_id in (2, 3, 4)]
+    assert scheduler.counters.num_running == 1
+
+
+def test_samples_whose_first_one_ends_without_a_token_have_waited_since_they_came():
+    scheduler = make(max_num_batched_tokens=4, max_queue_wait_ns=100)
+    ask(scheduler, 1, num_tokens=8, arrival_ns=5)
+    ask(scheduler, 2, num_tokens=8, arrival_ns=5, fork_of=1)
+    step(scheduler)
+    assert scheduler.expire(104) == []
+    scheduler.cancel(1)
+    assert scheduler.expire(104) == []
+    assert scheduler.expire(105) == [(2, FinishReason.QUEUE_WAIT)]
+
+
 def test_deadlines_of_ended_sequences_are_forgotten():
     scheduler = make(max_waiting_requests=10_000)
     for seq_id in range(1000):
@@ -133,6 +173,14 @@ def test_what_cannot_be_done_in_time_is_refused_at_the_door(left_ms: int, is_tak
         with pytest.raises(DeadlineExceededError, match="90 prompt tokens"):
             ask(scheduler, 1, num_tokens=90, deadline_ns=left_ms * MS)
         assert not scheduler.has_work
+
+
+def test_a_sample_is_taken_when_its_first_one_is_for_it_computes_one_token_of_the_prompt():
+    scheduler = measured()
+    ask(scheduler, 1, num_tokens=90, deadline_ns=115 * MS)
+    ask(scheduler, 2, num_tokens=90, deadline_ns=115 * MS, fork_of=1)
+    with pytest.raises(DeadlineExceededError, match="180 prompt tokens"):
+        ask(scheduler, 3, num_tokens=90, deadline_ns=115 * MS)
 
 
 @pytest.mark.parametrize("deadline_ns", [6, 7])
