@@ -66,7 +66,7 @@ class BatchState:
         self.min_p: Float32Array = self._int32_columns[12].view(np.float32)
         self.has_ended: BoolArray = np.zeros(max_num_seqs, np.bool_)  # but keeps its row; see `EndedRows`
         self.has_failed: BoolArray = np.zeros(max_num_seqs, np.bool_)  # and has computed what is not to be trusted
-        # [widest, max_num_seqs], a row's in a column, padded with NO_TOKEN; a new array when a request needs it wider
+        # [widest, max_num_seqs], a row's in a column, padded with NO_TOKEN; a new array when the widest comes or goes
         self.stop_token_ids: Int32Array = np.full((1, max_num_seqs), NO_TOKEN, np.int32)
         self.sampling: list[SamplingParams | None] = [None] * max_num_seqs  # the whole parameters, for rare features
         self.eos_token_ids: list[tuple[int, ...]] = [()] * max_num_seqs
@@ -138,6 +138,7 @@ class BatchState:
         """Take back the last `add_row`."""
         self._clear(self.num_rows - 1, self.num_rows)
         self.num_rows -= 1
+        self._narrow_stops()
 
     def arrange(self, keep: BoolArray) -> None:
         """Drop the rows outside `keep`, bool[num_rows], and bring the rows with one token left to the front."""
@@ -159,6 +160,7 @@ class BatchState:
         self._clear(end, num_old_rows)
         self.num_rows = end
         self.num_decode_rows = split
+        self._narrow_stops()
 
     def _move(self, sources: Int64Array, targets: Int64Array) -> None:
         """Copy rows `sources` to rows `targets` at once; the sets may overlap."""
@@ -200,6 +202,14 @@ class BatchState:
         if missing > 0:
             self.stop_token_ids = np.pad(self.stop_token_ids, ((0, missing), (0, 0)), constant_values=NO_TOKEN)
         self.stop_token_ids[: len(stops), row] = stops
+
+    def _narrow_stops(self) -> None:
+        """Give up places for stop token ids that no row uses: every step compares tokens with all of them."""
+        width = len(self.stop_token_ids)
+        while width > 1 and self.stop_token_ids[width - 1, : self.num_rows].max(initial=NO_TOKEN) == NO_TOKEN:
+            width -= 1
+        if width < len(self.stop_token_ids):
+            self.stop_token_ids = self.stop_token_ids[:width].copy()
 
 
 def _as_signed(seed: int) -> int:

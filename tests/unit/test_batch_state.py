@@ -96,6 +96,20 @@ def test_stop_column_widens_for_a_row_that_needs_it_and_keeps_the_others():
     assert batch.stop_token_ids.shape == (3, 6)
 
 
+def test_stop_columns_are_as_wide_as_the_widest_row_that_is_left():
+    batch = make_batch()
+    for seq_id, stop_token_ids in ((1, (70, 71, 72)), (2, ()), (3, (73,))):  # and each ends with token 1, 2, 3
+        add(batch, seq_id, 2, stop_token_ids=stop_token_ids)
+    assert batch.stop_token_ids.shape == (4, 6)
+    batch.arrange(np.array([False, True, True]))
+    assert batch.stop_token_ids[:, :2].T.tolist() == [[3, 73], [2, NO_TOKEN]]
+    add(batch, 4, 2, stop_token_ids=(80, 81))
+    batch.pop_row()
+    assert batch.stop_token_ids[:, :2].T.tolist() == [[3, 73], [2, NO_TOKEN]]
+    batch.arrange(np.zeros(2, np.bool_))
+    assert batch.stop_token_ids.shape == (1, 6)
+
+
 def test_arrange_moves_finished_prompts_to_the_front():
     batch = make_batch()
     add(batch, 1, 6, num_computed=4)
