@@ -1,11 +1,15 @@
 """What is refused at the door."""
 
+from typing import Final
+
 from service.core.budget import TokenRate
 from service.core.scheduler_config import SchedulerConfig
 from service.core.step_time import StepTimeModel
 from service.core.types import Request
 from service.core.waiting_queue import WaitingQueue
 from service.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, UnserviceableError
+
+_REST_NS: Final = 1_000_000_000
 
 
 def check_size(request: Request, config: SchedulerConfig) -> None:
@@ -43,12 +47,15 @@ def check_room(request: Request, queue: WaitingQueue, rate: TokenRate, config: S
         raise OverloadedError(message, rate.seconds_for(excess))
 
 
-def check_deadline(request: Request, num_tokens: int, step_time: StepTimeModel | None, config: SchedulerConfig) -> None:
+def check_deadline(
+    request: Request, num_tokens: int, step_time: StepTimeModel, config: SchedulerConfig, idle_ns: int
+) -> None:
     """Refuse what is not expected to be done in time even if all goes well: DeadlineExceededError.
 
     The least time is that of `num_tokens`, the uncached prompt tokens that wait before it and its own, in the largest
-    steps, and of the output tokens that must come, alone on the machine; 0 while the model has measured too little,
-    and without one.
+    steps, and of the output tokens that must come, alone on the machine; 0 while the model has measured too little. An
+    engine that has had nothing to do for a second, as `idle_ns` says, tries: its prices may be of a time when the
+    machine was paused, and while it only refuses it learns no others.
     """
     if request.deadline_ns is None:
         return
@@ -56,7 +63,7 @@ def check_deadline(request: Request, num_tokens: int, step_time: StepTimeModel |
     if left_ns <= 0:
         raise DeadlineExceededError("the deadline passed before the request reached the queue")
     least_ns = 0.0
-    if step_time is not None:
+    if idle_ns < _REST_NS:
         least_ns = step_time.least_answer_ns(num_tokens, request.sampling.min_tokens, config.max_num_batched_tokens)
     if left_ns <= least_ns:
         raise DeadlineExceededError(

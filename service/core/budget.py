@@ -53,7 +53,7 @@ class ChunkBudget:
 
 
 class TokenRate:
-    """Prompt tokens computed per second: how fast the queue drains. Owned by the Scheduler.
+    """Prompt tokens computed per second: how fast the queue drains. Owned by the StepTimer.
 
     Smoothed over the last ten seconds or so of steps, those without a prompt included. Zero until the first prompt.
     """

@@ -6,7 +6,10 @@ import numpy as np
 
 from service.core.batch_state import BatchState
 from service.core.plan import NO_ROWS, StepPlan
-from service.core.types import Int32Array, StepResult
+from service.core.types import FinishReason, Int8Array, Int32Array, StepResult
+
+# Looking a member up in an enum takes longer than comparing a thousand rows.
+_NONE, _ERROR = np.int8(FinishReason.NONE), np.int8(FinishReason.ERROR)
 
 
 class EndedRows:
@@ -28,11 +31,14 @@ class EndedRows:
         row = self._batch.row_of(seq_id) if self else None
         return row is not None and bool(self._batch.has_ended[row])
 
-    def keep(self, finished_rows: Int32Array, failed_rows: Int32Array) -> None:
-        """`finished_rows` have ended; those of them in `failed_rows` have computed what is not to be trusted."""
-        if len(finished_rows):
-            self._batch.has_ended[finished_rows] = True
-            self._batch.has_failed[failed_rows] = True
+    def keep(self, rows: Int32Array, reasons: Int8Array) -> None:
+        """`rows` have sampled; those with a reason, int8[number of rows], have ended.
+
+        What computed an ERROR is not to be trusted.
+        """
+        if np.count_nonzero(reasons):
+            self._batch.has_ended[rows[reasons != _NONE]] = True
+            self._batch.has_failed[rows[reasons == _ERROR]] = True
 
     def rows(self) -> tuple[Int32Array, Int32Array]:
         """All of them, and those that failed."""

@@ -1,11 +1,9 @@
 """The scheduler: a pure state machine that decides what each step computes."""
 
-from typing import Final
-
 import numpy as np
 
 from service.core.admission import check_deadline, check_room, check_size
-from service.core.batch_state import BatchState
+from service.core.batch_state import BatchState, Rows
 from service.core.batching import create_batching
 from service.core.block_pool import BlockPool
 from service.core.budget import ChunkBudget
@@ -23,13 +21,9 @@ from service.core.snapshot import SchedulerCounters, SchedulerSnapshot, take_sna
 from service.core.step_time import load_of
 from service.core.step_timer import StepTimer
 from service.core.stop import finish_reasons
-from service.core.types import FinishReason, Int32Array, Request, StepDelta, StepResult
+from service.core.types import FinishReason, Int8Array, Int32Array, Request, StepDelta, StepResult
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
-
-_REST_NS: Final = 1_000_000_000
-# Looking a member up in an enum takes longer than comparing a thousand rows.
-_NONE, _ERROR = np.int8(FinishReason.NONE), np.int8(FinishReason.ERROR)
 
 
 class Scheduler:
@@ -85,11 +79,8 @@ class Scheduler:
         """
         assert request.seq_id not in self._live.by_id, "seq_id is unique in the life of the process"
         check_size(request, self.config)
-        # An engine that has idled tries: its prices may be of a time when the machine was paused, and while it only
-        # refuses it learns no others.
-        is_rested = not self.has_work and request.arrival_ns - self._last_plan_ns >= _REST_NS
-        num_tokens = self._live.num_tokens_to_answer(request)
-        check_deadline(request, num_tokens, None if is_rested else self._timer.model, self.config)
+        idle_ns = 0 if self.has_work else request.arrival_ns - self._last_plan_ns
+        check_deadline(request, self._live.num_tokens_to_answer(request), self._timer.model, self.config, idle_ns)
         check_room(request, self._queue, self._timer.rate, self.config)
         self._live.enter(request)
 
@@ -179,23 +170,11 @@ class Scheduler:
             computed = batch.as_slice(plan.rows)
         prompt_rows = self._prefixes.prompts_among(plan.rows, computed)
         batch.num_computed_tokens[computed] += plan.num_scheduled
-        sampled_rows, rows = plan.rows, computed
-        if not plan.is_decode_only and np.count_nonzero(plan.samples) < len(plan.samples):
-            sampled_rows = plan.rows[plan.samples]
-            rows = batch.as_slice(sampled_rows)
-        assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
-        batch.append_tokens(rows, result.token_ids)
-        self._policy.commit(batch, rows)
-        reasons = finish_reasons(batch, rows, result.token_ids, self.config.max_kv_tokens)
-        if len(result.failed):
-            reasons[result.failed] = _ERROR
+        rows, reasons = self._append(plan, computed, result)
         seq_ids = batch.seq_ids[rows].copy()
         self._live.release_forks_of(seq_ids)
         cached = self._live.count_admissions(flight.reservation.admissions)
         delta = flight.delta(seq_ids, reasons, result, self._cancelled_in_flight, cached)
-        finished_rows = sampled_rows[reasons != _NONE] if np.count_nonzero(reasons) else NO_ROWS
-        failed_rows = sampled_rows[result.failed] if len(result.failed) else NO_ROWS
-        self._ended.keep(finished_rows, failed_rows)
         if not self._flights:
             self._settle(flight, prompt_rows)
         self._num_steps += 1
@@ -224,7 +203,7 @@ class Scheduler:
             flight.reservation.drop_overwritten(self.config.block_size, plan.offload[:, 1])
         if plan.is_ahead:  # the step before was committed, and has not been settled
             self._settle(flight, NO_ROWS)
-        for seq_id in self._cancelled_in_flight:
+        for seq_id in self._cancelled_in_flight:  # one by one: as if no plan had been in flight
             if not self._live.end_waiting(seq_id):
                 self._live.end_running(seq_id)
         self._cancelled_in_flight.clear()
@@ -239,12 +218,27 @@ class Scheduler:
             self._cancelled_in_flight,
         )
 
+    def _append(self, plan: StepPlan, computed: Rows, result: StepResult) -> tuple[Rows, Int8Array]:
+        """Give the rows that sample their tokens. Returns these rows, and the FinishReason of each.
+
+        `computed` are all rows of the plan.
+        """
+        batch, sampled_rows, rows = self._batch, plan.rows, computed
+        if not plan.is_decode_only and np.count_nonzero(plan.samples) < len(plan.samples):
+            sampled_rows = plan.rows[plan.samples]
+            rows = batch.as_slice(sampled_rows)
+        assert len(result.token_ids) == len(sampled_rows), "one token for each row that samples"
+        batch.append_tokens(rows, result.token_ids)
+        self._policy.commit(batch, rows)
+        reasons = finish_reasons(batch, rows, result, self.config.max_kv_tokens)
+        self._ended.keep(sampled_rows, reasons)
+        return rows, reasons
+
     def _settle(self, flight: Flight, prompt_rows: Int32Array) -> None:
         """Publish, remove the rows that ended, requeue the preempted ones, and put the rest in order."""
         batch, preempted = self._batch, flight.reservation.preempted
-        finished_rows, failed_rows = NO_ROWS, NO_ROWS
-        if self._ended and self._batching.may_leave():
-            finished_rows, failed_rows = self._ended.rows()
+        may_leave = self._ended and self._batching.may_leave()
+        finished_rows, failed_rows = self._ended.rows() if may_leave else (NO_ROWS, NO_ROWS)
         self._prefixes.publish_step(prompt_rows, finished_rows, failed_rows)
         has_events = len(finished_rows) or self._cancelled_in_flight or preempted
         if not has_events and batch.num_decode_rows == batch.num_rows:

@@ -66,7 +66,7 @@ class StepTimeModel:
     stay large, the usual grows, and the model follows.
 
     Steps are looked at when somebody asks, or when they are many: to learn from one takes longer than the rest of a
-    small step's scheduling. Owned by the Scheduler.
+    small step's scheduling. Owned by the StepTimer.
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""What the process shows of itself: logs, metrics and traces."""
+"""What the process shows of itself: logs."""
