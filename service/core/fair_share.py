@@ -1,6 +1,7 @@
 """The fair policy: tenants take turns by the tokens they were served."""
 
 from collections import OrderedDict
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,8 @@ from service.core.scheduler_config import OrderingConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import Int32Array, Int64Array, Request
 
-_ADMISSIONS_PER_OLDEST = 16
+_ADMISSIONS_PER_OLDEST: Final = 16
+_MOST_VIRTUAL_TIME: Final = 1024.0  # where floats are 2^-42 apart: less than a token of any weight and cost adds
 
 
 class FairShare:
@@ -29,6 +31,9 @@ class FairShare:
 
     Counters of tenants without a request are kept for the `max_idle_tenants` latest of them. An older one is as if
     new: it loses, at most, the debt that its counter was ahead of the virtual time.
+
+    Only differences count. When the virtual time has grown large it is taken off all counters, so that those which
+    decide stay small, and a token of the largest weight shows in them beside those of the smallest.
     """
 
     def __init__(self, config: OrderingConfig) -> None:
@@ -41,12 +46,16 @@ class FairShare:
         self._num_live: list[int] = []  # sequences that have not ended
         self._cost_factors: npt.NDArray[np.float64] = np.ones(0)  # 1 / weight
         self._served: npt.NDArray[np.float64] = np.zeros(0)  # the virtual token counters
+        # What the choice is made by, of tenants that wait: the counter with the plan in flight, and the first rank.
+        self._turns: npt.NDArray[np.float64] = np.zeros(0)  # infinite for the others
+        self._first_ranks: Int64Array = np.zeros(0, np.int64)
         self._free_slots: list[int] = []
         self._idle: OrderedDict[str, None] = OrderedDict()  # longest idle first
         self._virtual_time = 0.0
         self._num_admissions = 0
         self._waiting: dict[int, RankHeap] = {}  # by slot; without the empty ones
         self._all_waiting = RankHeap()
+        self._least: int | None = None  # the slot that goes next, once it was looked for and until anything changes
         # What the plan in flight has admitted: charge by slot, and the counters that were chosen as the least.
         self._charges: dict[int, float] = {}
         self._chosen: list[float] = []
@@ -76,6 +85,7 @@ class FairShare:
         """Wait among the tenant's own."""
         self._waiting.setdefault(sequence.tenant_slot, RankHeap()).push(sequence)
         self._all_waiting.push(sequence)
+        self._note_turn(sequence.tenant_slot)
 
     def remove(self, sequence: Sequence) -> None:
         """Wait no more."""
@@ -84,14 +94,14 @@ class FairShare:
         if not waiting:
             del self._waiting[sequence.tenant_slot]
         self._all_waiting.remove(sequence.seq_id)
+        self._note_turn(sequence.tenant_slot)
 
     def first(self, count: int) -> list[Sequence]:
         """Those of the least served tenant by rank, then those of the next; before them the oldest, at its turn."""
         found = self._all_waiting.first(1) if self._is_turn_of_oldest() else []
         if len(found) == count or not self._waiting:
             return found
-        slots = [min(self._waiting, key=self._turn)] if count == 1 else sorted(self._waiting, key=self._turn)
-        for slot in slots:
+        for slot in [self._least_served()] if count == 1 else self._by_turn(count + 1):
             found += [sequence for sequence in self._waiting[slot].first(count) if sequence not in found[:1]]
             if len(found) >= count:
                 break
@@ -109,7 +119,7 @@ class FairShare:
     def admit(self, sequence: Sequence, num_new_tokens: int) -> None:
         """Charge what must be computed of the prompt, the first time."""
         slot = sequence.tenant_slot
-        if not self._is_turn_of_oldest() and slot == min(self._waiting, key=self._turn):
+        if not self._is_turn_of_oldest() and slot == self._least_served():
             self._chosen.append(self._counter(slot))
         self._num_planned += 1
         if sequence.status is SequenceStatus.WAITING:
@@ -123,16 +133,20 @@ class FairShare:
         for slot, charge in self._charges.items():
             self._served[slot] += charge
         self._num_admissions += self._num_planned
+        self._turns = self._turns_as_served()
         if self._waiting:
-            self._chosen.append(float(self._served[list(self._waiting)].min()))
+            self._chosen.append(float(self._turns.min()))
         self._virtual_time = max(self._virtual_time, *self._chosen, 0.0)
-        self.abort()
+        if self._virtual_time > _MOST_VIRTUAL_TIME:
+            self._served -= self._virtual_time
+            self._turns -= self._virtual_time
+            self._virtual_time = 0.0
+        self._forget_plan()
 
     def abort(self) -> None:
         """Charge nothing."""
-        self._charges.clear()
-        self._chosen.clear()
-        self._num_planned = 0
+        self._turns = self._turns_as_served()
+        self._forget_plan()
 
     def counters(self) -> tuple[tuple[str, float], ...]:
         """Every tenant's counter, in the order of their names, then what is counted of no tenant."""
@@ -143,8 +157,35 @@ class FairShare:
         """What the tenant was served, the plan in flight included."""
         return float(self._served[slot]) + self._charges.get(slot, 0.0)
 
-    def _turn(self, slot: int) -> tuple[float, int]:
-        return self._counter(slot), self._waiting[slot].first(1)[0].rank
+    def _forget_plan(self) -> None:
+        self._charges.clear()
+        self._chosen.clear()
+        self._num_planned = 0
+        self._least = None
+
+    def _note_turn(self, slot: int) -> None:
+        """What says when it is the turn of the tenant has changed."""
+        self._least = None
+        waiting = self._waiting.get(slot)
+        self._turns[slot] = np.inf if waiting is None else self._counter(slot)
+        if waiting is not None:
+            self._first_ranks[slot] = waiting.first(1)[0].rank
+
+    def _turns_as_served(self) -> npt.NDArray[np.float64]:
+        """The turns without the plan in flight: float64[number of slots]."""
+        return np.where(self._turns < np.inf, self._served, np.inf)
+
+    def _least_served(self) -> int:
+        """The tenant that goes next of those that wait: the least served one, of several the first by rank."""
+        if self._least is None:
+            (least,) = np.nonzero(self._turns == self._turns.min())
+            self._least = int(least[self._first_ranks[least].argmin()])
+        return self._least
+
+    def _by_turn(self, count: int) -> list[int]:
+        """Up to `count` tenants that wait, the next one first."""
+        slots = np.lexsort((self._first_ranks, self._turns))[: min(count, len(self._waiting))]
+        return slots.tolist()  # type: ignore[no-any-return]
 
     def _is_turn_of_oldest(self) -> bool:
         return (self._num_admissions + self._num_planned + 1) % _ADMISSIONS_PER_OLDEST == 0
@@ -162,6 +203,8 @@ class FairShare:
                 num_more = max(8, slot)
                 self._served = np.append(self._served, np.zeros(num_more))
                 self._cost_factors = np.append(self._cost_factors, np.ones(num_more))
+                self._turns = np.append(self._turns, np.full(num_more, np.inf))
+                self._first_ranks = np.append(self._first_ranks, np.zeros(num_more, np.int64))
         self._slots[tenant], self._names[slot] = slot, tenant
         self._served[slot] = self._virtual_time
         self._cost_factors[slot] = 1.0 / self._weights.get(tenant, 1.0)

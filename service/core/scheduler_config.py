@@ -7,7 +7,7 @@ from service.errors import ConfigError
 
 Policy = Literal["fcfs", "priority", "fair"]
 BatchingMode = Literal["continuous", "static", "dynamic"]
-MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6  # of a tenant: sums of tokens over weights stay far from what floats hold
+MIN_WEIGHT, MAX_WEIGHT = 1e-6, 1e6  # of a tenant, and of a token: the cheapest still shows in a counter
 MAX_KV_SLOTS = (1 << 31) - 1  # token positions of the KV buffer
 
 

@@ -104,6 +104,37 @@ def test_no_request_waits_for_ever(
     raise AssertionError(f"no token within {bound} steps")
 
 
+@given(
+    arrivals=st.lists(
+        st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), st.sampled_from("abcde")), max_size=4), max_size=40
+    ),
+    num_blocks=st.sampled_from([4, 33]),
+)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_the_least_served_tenant_goes_next(arrivals: list[list[tuple[int, int, str]]], num_blocks: int) -> None:
+    """Of all that wait, by the counters of before the step; every sixteenth time the oldest request."""
+    limits = replace(LIMITS, max_num_seqs=1, num_blocks=num_blocks)
+    run = Run(limits, OrderingConfig("fair", tenant_weights=(("a", 3.0), ("b", 0.003), ("c", 0.004)), skip_window=0))
+    asked: dict[int, Request] = {}
+    num_admissions = num_steps = 0
+    while num_steps < len(arrivals) or run.scheduler.has_work:
+        for num_tokens, max_tokens, tenant in arrivals[num_steps] if num_steps < len(arrivals) else ():
+            asked[len(asked)] = request(len(asked), num_tokens, max_tokens, tenant)
+            run.scheduler.add(asked[len(asked) - 1])
+        num_steps += 1
+        before = run.scheduler.snapshot()
+        if not before.rows and before.queue:
+            served = dict(before.policy_counters)
+            waiting = {queued.seq_id: queued.rank for queued in before.queue}
+            oldest = min(waiting, key=waiting.__getitem__)
+            least = min(waiting, key=lambda seq_id: (served[asked[seq_id].tenant], waiting[seq_id]))
+            num_admissions += 1
+            assert run.step().seq_ids.tolist() == [oldest if num_admissions % 16 == 0 else least]
+            assert [queued.seq_id for queued in before.queue[:1]] == [oldest if num_admissions % 16 == 0 else least]
+        elif run.scheduler.has_work:
+            run.step()
+
+
 def jain(values: list[float]) -> float:
     """(sum x)^2 / (n sum x^2): 1 when all are equal, 1/n when one has everything."""
     return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))

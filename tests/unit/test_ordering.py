@@ -72,6 +72,29 @@ def test_a_tenant_of_weight_three_gets_three_times_the_tokens():
     assert sum(seq_id < 100 for seq_id in admissions(scheduler, 12)) == 9
 
 
+def test_the_cheapest_tokens_count_after_millions_of_the_dearest():
+    """Three prompts of "light" cost 1.8e11, where floats are 3e-5 apart; each of the others costs 6e-6."""
+    weights = (("light", 1e-6), ("a", 1e6), ("b", 1e6))
+    config = {"num_blocks": 15101, "max_num_batched_tokens": 60_001, "max_model_len": 60_001}
+    scheduler = make(max_num_seqs=1, ordering=OrderingConfig("fair", tenant_weights=weights), **config)
+    for seq_id in range(1, 5):
+        ask(scheduler, seq_id, "light", num_tokens=60_000)
+    assert admissions(scheduler, 4) == [1, 2, 3, 4]
+    for seq_id, tenant in ((11, "a"), (12, "a"), (13, "a"), (21, "b"), (22, "b"), (23, "b")):
+        ask(scheduler, seq_id, tenant)
+    assert admissions(scheduler, 6) == [11, 21, 12, 22, 13, 23]
+
+
+def test_an_arrival_after_the_virtual_time_was_taken_off_the_counters_goes_by_the_same_measure():
+    scheduler = make(max_num_seqs=1, ordering=OrderingConfig("fair", tenant_weights=(("a", 1e-3), ("b", 1e-3))))
+    for seq_id, tenant in ((1, "a"), (2, "b"), (3, "a"), (4, "b")):
+        ask(scheduler, seq_id, tenant)
+    assert admissions(scheduler, 2) == [1, 2]  # 6,000 each
+    assert (counter(scheduler, "a"), counter(scheduler, "b"), counter(scheduler, "virtual time")) == (0, 0, 0)
+    ask(scheduler, 5, "b")
+    assert admissions(scheduler, 3) == [3, 4, 5]
+
+
 def test_an_idle_tenant_that_comes_back_is_lifted_to_the_least_that_waits():
     scheduler = make(max_num_seqs=1, ordering=OrderingConfig("fair"))
     ask(scheduler, 1, "idle")
