@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from service.core.block_hash import DIGEST_BYTES, chained_digests, split_digests
-from service.core.types import NULL_BLOCK, Int32Array
+from service.core.types import NO_BLOCKS, NULL_BLOCK, Int32Array
 
 
 @dataclass(slots=True)
@@ -33,6 +33,16 @@ class ChainNames:
         num_bytes = max(0, num_blocks - len(self.digests) // DIGEST_BYTES) * self.block_bytes
         parent_digest = known[-DIGEST_BYTES:] or parent_digest or self.root
         yield from chained_digests(parent_digest, self.tokens[num_bytes:], self.block_bytes)
+
+
+class Match(NamedTuple):
+    """The blocks of a cached prefix, as of a lookup."""
+
+    blocks: Int32Array  # [num_matched]
+    versions: Int32Array  # [num_matched] of what the cache knew them as
+
+
+NO_MATCH: Final = Match(NO_BLOCKS, NO_BLOCKS)
 
 
 class Chain(NamedTuple):

@@ -83,13 +83,14 @@ class ContinuousBatching:
         passed: list[Sequence] = []
         for count in (1, 1 + ordering.skip_window):  # the head mostly fits, and it is quicker to find alone
             for sequence in self._queue.first(count)[len(passed) :]:
-                hit = self._prefixes.find(sequence)
-                turn = chunks.turn(step_id, sequence.num_tokens - hit.num_tokens)
-                num_blocks = hit.num_needed_blocks
+                num_free_blocks = max_blocks
                 if sequence.status is SequenceStatus.PREEMPTED and self._batch.num_rows:
-                    num_blocks += settling_blocks(self._batch, self._config.block_size)
-                if num_blocks <= max_blocks and chunks.has_tokens_at(turn):
-                    return sequence, hit, turn, passed
+                    num_free_blocks -= settling_blocks(self._batch, self._config.block_size)
+                hit = self._prefixes.find(sequence, num_free_blocks)
+                if hit is not None:
+                    turn = chunks.turn(step_id, sequence.num_tokens - hit.num_tokens)
+                    if chunks.has_tokens_at(turn):
+                        return sequence, hit, turn, passed
                 # A preempted one is in the middle of its answer: whoever passes it takes the blocks it waits for.
                 if sequence.num_skips >= ordering.max_skips or sequence.status is SequenceStatus.PREEMPTED:
                     return None

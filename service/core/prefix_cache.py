@@ -5,8 +5,8 @@ from itertools import accumulate, islice
 import numpy as np
 
 from service.core.block_hash import DIGEST_BYTES, split_digests
-from service.core.chain import Chain, ChainNames
-from service.core.types import NO_BLOCKS, NO_DIGEST, NULL_BLOCK, BoolArray, Int32Array, Int64Array, ObjectArray
+from service.core.chain import NO_MATCH, Chain, ChainNames, Match
+from service.core.types import NO_DIGEST, NULL_BLOCK, BoolArray, Int32Array, Int64Array, ObjectArray
 from service.core.undo_log import Undo, UndoLog
 
 
@@ -32,21 +32,32 @@ class PrefixCache:
         self._tails: ObjectArray = np.full(num_blocks, None, np.object_)  # [num_blocks] the names of what hangs there
         self._next: Int32Array = np.full(num_blocks, NULL_BLOCK, np.int32)  # [num_blocks] of those in or before a tail
         self._is_key: BoolArray = np.zeros(num_blocks, np.bool_)  # [num_blocks] false: without digest and tail
+        self._versions: Int32Array = np.zeros(num_blocks, np.int32)  # [num_blocks] another when the digest is gone
         self._log = log
 
-    def match(self, digests: bytes, max_blocks: int) -> Int32Array:
-        """The blocks of the longest cached prefix of a chain with these digests: int32[num_matched]."""
+    def match(self, digests: bytes, max_blocks: int, last: Match = NO_MATCH) -> Match:
+        """The blocks of the longest cached prefix of a chain with these digests, `max_blocks` at most.
+
+        `last` is what was found for it before: what of that is cached still is not looked up again.
+        """
+        old, versions = last
+        num_known = int(np.append(self._versions[old] == versions, False).argmin()) if len(old) else 0
         blocks: list[int] = []
-        for offset in range(0, max_blocks * DIGEST_BYTES, DIGEST_BYTES):
+        head = old.item(num_known - 1) if num_known else NULL_BLOCK
+        for offset in range(num_known * DIGEST_BYTES, max_blocks * DIGEST_BYTES, DIGEST_BYTES):
             digest = digests[offset : offset + DIGEST_BYTES]
             block = self._blocks.get(digest)
-            if block is None and blocks and self._tails[blocks[-1]] is not None:
-                self._name_tail(blocks[-1])
+            if block is None and self._tails[head] is not None:
+                self._name_tail(head)
                 block = self._blocks.get(digest)
             if block is None:
                 break
             blocks.append(block)
-        return np.array(blocks, np.int32) if blocks else NO_BLOCKS
+            head = block
+        if not blocks and num_known == len(old):
+            return last
+        matched = np.concatenate([old[:num_known], np.array(blocks, np.int32)])
+        return Match(matched, self._versions[matched])
 
     def add(self, chains: list[Chain]) -> list[tuple[int, int]]:
         """Cache the blocks of chains.
@@ -63,29 +74,18 @@ class PrefixCache:
         has_child = self._has_child[[chain.parent for chain in chains]].tolist()
         for chain, is_branch in zip(chains, has_child, strict=True):
             parent, num_before, blocks, names = chain
-            if is_branch:
-                digest = names.digests[:DIGEST_BYTES] if parent == NULL_BLOCK else b""
-                digest = digest or self._first_digest(chain)
-                if digest in self._blocks or digest in named:
-                    known.append(chain)
-                    continue
-                named[digest] = block = blocks.item(0)
-                if len(blocks) > 1:
-                    tails[block] = names
-                    self._save_place(names)
-                    names.head, names.num_named = block, num_before + 1
-            elif parent in leaves:
+            if not (self._branches_off(chain, named) if is_branch else parent not in leaves):
                 known.append(chain)
                 continue
-            else:
+            new.append(chain)
+            if not is_branch:
                 leaves.add(parent)
                 grown.append(chain)
-            new.append(chain)
+            elif len(blocks) > 1:
+                tails[blocks.item(0)] = self._hang(names, blocks.item(0), num_before + 1)
         for parent, num_before, _, names in grown:  # now, for a tail may have been named meanwhile
             if self._tails[names.head] is not names:
-                tails[parent] = names
-                self._save_place(names)
-                names.head, names.num_named = parent, num_before
+                tails[parent] = self._hang(names, parent, num_before)
         if new:
             self._insert(new, named, tails)
         return [pair for chain in known for pair in self._walk(chain)]
@@ -118,13 +118,18 @@ class PrefixCache:
             (block, self._digests[block], int(self.parents[block])) for block in np.flatnonzero(self.is_cached).tolist()
         )
 
-    def _first_digest(self, chain: Chain) -> bytes:
-        """The digest of a chain's first block, whose parent has children: they have theirs then, too."""
-        parent_digest = self._digest_of(chain.parent) if chain.parent != NULL_BLOCK else NO_DIGEST
-        start = chain.num_before * DIGEST_BYTES
-        return chain.names.digests[start : start + DIGEST_BYTES] or next(
-            chain.names.after(chain.num_before, parent_digest)
-        )
+    def _branches_off(self, chain: Chain, named: dict[bytes, int]) -> bool:
+        """Whether a chain behind a block with children goes on with none of them, nor with one in `named`: it is then.
+
+        `named` are new blocks by digest.
+        """
+        parent, num_before, blocks, names = chain
+        parent_digest, start = self._digest_of(parent), num_before * DIGEST_BYTES
+        digest = names.digests[start : start + DIGEST_BYTES] or next(names.after(num_before, parent_digest))
+        if digest in self._blocks or digest in named:
+            return False
+        named[digest] = blocks.item(0)
+        return True
 
     def _walk(self, chain: Chain) -> list[tuple[int, int]]:
         """Add one chain block by block, as far as its parents have children."""
@@ -133,9 +138,8 @@ class PrefixCache:
         digests = names.after(num_before, self._digest_of(parent))
         for index, block in enumerate(blocks.tolist()):
             if not self._has_child[parent]:
-                self._save_place(names)
-                names.head, names.num_named = parent, num_before + index
-                self._insert([Chain(parent, num_before + index, blocks[index:], names)], {}, {parent: names})
+                rest = Chain(parent, num_before + index, blocks[index:], names)
+                self._insert([rest], {}, {parent: self._hang(names, parent, num_before + index)})
                 break
             self._name_tail(parent)
             digest = next(digests)
@@ -173,11 +177,13 @@ class PrefixCache:
             self._is_key[heads] = True
             self._log.add(lambda: self._tails.__setitem__(heads, None))
 
-    def _save_place(self, names: ChainNames) -> None:
-        """Keep where they hang, which is about to change."""
+    def _hang(self, names: ChainNames, head: int, num_named: int) -> ChainNames:
+        """Let what they name hang behind `head`, from the block on that `num_named` come before. Returns them."""
         if self._log.is_open:
             old = names.head, names.num_named
             self._log.add(lambda: names.restore_place(*old))
+        names.head, names.num_named = head, num_named
+        return names
 
     def _digest_of(self, block: int) -> bytes:
         """The digest of a cached block, which may be in a tail yet. Its children have theirs then, too.
@@ -222,6 +228,7 @@ class PrefixCache:
         for digest in filter(None, digests):
             del self._blocks[digest]
         self._digests[blocks] = NO_DIGEST
+        self._versions[blocks] += 1
 
     def _remove(self, blocks: Int32Array | Int64Array) -> Undo:
         """Drop blocks. Returns how to take it back."""

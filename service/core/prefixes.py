@@ -45,16 +45,20 @@ class Prefixes:
         self._pool = pool
         self._sequences = sequences
 
-    def find(self, sequence: Sequence) -> PrefixHit:
+    def find(self, sequence: Sequence, max_needed_blocks: int) -> PrefixHit | None:
         """The prompt of the sequence that this one is a fork of, or else the longest cached prefix.
 
-        The last token is always recomputed: a full hit would leave no logits to sample from.
+        None when it needs more blocks than that. The last token is always recomputed: a full hit would leave no logits
+        to sample from.
         """
-        leader = sequence.request.fork_of
+        leader, hit = sequence.request.fork_of, None
         if leader is not None and sequence.status is SequenceStatus.WAITING:
-            fork = self._fork(sequence, leader)
-            if fork is not None:
-                return fork
+            hit = self._fork(sequence, leader)
+        hit = hit or self._cached(sequence, max_needed_blocks)
+        return hit if hit is not None and hit.num_needed_blocks <= max_needed_blocks else None
+
+    def _cached(self, sequence: Sequence, max_needed_blocks: int) -> PrefixHit | None:
+        """The longest cached prefix. None when it is known early that more blocks are needed."""
         num_tokens = sequence.num_tokens
         num_blocks = -(-num_tokens // self._block_size)
         if not self._is_on:
@@ -63,14 +67,18 @@ class Prefixes:
         if len(names.digests) < num_tokens // self._block_size * DIGEST_BYTES:
             names.digests = extend_digests(names.digests, names.root, sequence.token_ids, self._block_size)
         max_blocks = (num_tokens - 1) // self._block_size
-        blocks, host_blocks = self._pool.cache.match(names.digests, max_blocks), NO_BLOCKS
+        # Who lacks blocks is looked up in every step: what of its prefix was found before, and is there, is kept.
+        sequence.match = self._pool.cache.match(names.digests, max_blocks, sequence.match)
+        blocks, host_blocks = sequence.match.blocks, NO_BLOCKS
         num_hit = len(blocks)
+        num_held = int(np.count_nonzero(self._pool.ref_counts[blocks])) if num_hit else 0
+        if num_blocks - num_held > max_needed_blocks:
+            return None  # whatever is in host memory
         if self._pool.host is not None and num_hit < max_blocks:
             host_blocks = self._pool.host.find(names.digests, num_hit, max_blocks)
             num_hit += len(host_blocks)
         if not num_hit:
             return PrefixHit(NO_BLOCKS, 0, 0, num_blocks, 0)
-        num_held = int(np.count_nonzero(self._pool.ref_counts[blocks]))
         return PrefixHit(
             blocks,
             num_tokens=num_hit * self._block_size,

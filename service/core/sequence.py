@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass, field, replace
 
-from service.core.chain import ChainNames
+from service.core.chain import NO_MATCH, ChainNames, Match
 from service.core.types import NULL_BLOCK, Int32Array, Request
 
 
@@ -32,6 +32,7 @@ class Sequence:
     num_preemptions: int = 0
     num_skips: int = 0  # admissions that passed it since it came to the queue
     num_computed_tokens: int = 0  # when it was last preempted
+    match: Match = NO_MATCH  # of its known tokens, when it was last looked up
 
     seq_id: int = field(init=False)  # the request's
     num_tokens: int = field(init=False)  # to compute when it is admitted from the queue

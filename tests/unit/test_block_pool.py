@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.block_pool import BlockPool, OutOfBlocksError
-from service.core.chain import Chain, ChainNames
+from service.core.chain import NO_MATCH, Chain, ChainNames, Match
 from service.core.types import NULL_BLOCK
 
 
@@ -120,9 +120,9 @@ def test_cached_blocks_stay_when_nobody_holds_them_and_go_last():
     held = published(pool, "abc")
     pool.release(held)
     assert (pool.num_blank, pool.num_evictable, pool.num_free) == (2, 3, 5)
-    assert pool.cache.match(chain("abcd"), 4).tolist() == held.tolist()
+    assert pool.cache.match(chain("abcd"), 4).blocks.tolist() == held.tolist()
     assert pool.take(2).tolist() == [4, 5]
-    assert pool.cache.match(chain("abc"), 3).tolist() == held.tolist()
+    assert pool.cache.match(chain("abc"), 3).blocks.tolist() == held.tolist()
 
 
 def test_the_last_block_of_the_least_recently_used_chain_is_evicted_first():
@@ -134,7 +134,7 @@ def test_the_last_block_of_the_least_recently_used_chain_is_evicted_first():
     pool.release(old[:1])
     assert pool.evictable_blocks().tolist() == [3, 2, 6, 5, 4, 1]
     assert pool.take(4).tolist() == [7, 3, 2, 6]
-    assert (len(pool.cache.match(chain("abc"), 3)), len(pool.cache.match(chain("xyz"), 3))) == (1, 2)
+    assert [len(pool.cache.match(chain(name), 3).blocks) for name in ("abc", "xyz")] == [1, 2]
 
 
 def test_of_chains_released_together_a_shared_parent_goes_after_all_its_children():
@@ -157,7 +157,7 @@ def test_a_block_that_another_has_published_already_is_given_up_for_that():
     assert pool.ref_counts.tolist() == [0, 1, 1, 0, 0, 1, 0]
     assert (pool.num_evictable, sorted(pool.blank_blocks().tolist())) == (0, [3, 4, 6])
     assert pool.cache.entries() == ((1, digest("a"), 0), (2, digest("ab"), 1), (5, b"", 2))
-    assert pool.cache.match(chain("abcd"), 4).tolist() == [1, 2, 5]
+    assert pool.cache.match(chain("abcd"), 4).blocks.tolist() == [1, 2, 5]
     assert pool.cache.entries() == ((1, digest("a"), 0), (2, digest("ab"), 1), (5, digest("abc"), 2))
 
 
@@ -168,8 +168,24 @@ def test_what_a_sequence_publishes_later_is_found_behind_what_it_has_published_b
     other = publish(pool, pool.take(1), digest("abx"), parent=2)
     pool.publish([Chain(2, 2, own[2:], names)])
     pool.publish([Chain(5, 3, pool.take(1), ChainNames(chain("abxy"), b"", 4))])
-    assert pool.cache.match(chain("abcd"), 4).tolist() == own.tolist() == [1, 2, 3, 4]
-    assert pool.cache.match(chain("abxyz"), 5).tolist() == [1, 2, *other.tolist(), 6]
+    assert pool.cache.match(chain("abcd"), 4).blocks.tolist() == own.tolist() == [1, 2, 3, 4]
+    assert pool.cache.match(chain("abxyz"), 5).blocks.tolist() == [1, 2, *other.tolist(), 6]
+
+
+def test_of_a_match_only_what_has_come_or_gone_is_looked_up_again():
+    pool = BlockPool(8)
+    held, names = pool.take(3), ChainNames(chain("abc"), b"", 4)
+    pool.publish([Chain(NULL_BLOCK, 0, held[:2], names)])
+    found = pool.cache.match(chain("abcd"), 4)
+    assert found.blocks.tolist() == [1, 2]
+    assert pool.cache.match(chain("abcd"), 4, found) is found
+    pool.publish([Chain(2, 2, held[2:], names)])
+    longer = pool.cache.match(chain("abcd"), 4, found)
+    assert longer.blocks.tolist() == [1, 2, 3]
+    pool.release(held)
+    pool.take(5)  # 3 is evicted
+    assert pool.cache.match(chain("abcd"), 4, longer).blocks.tolist() == [1, 2]
+    assert pool.cache.match(chain("abcd"), 4, found) is found
 
 
 def test_a_tail_that_has_grown_is_taken_back_as_far_as_it_was():
@@ -183,7 +199,7 @@ def test_a_tail_that_has_grown_is_taken_back_as_far_as_it_was():
     pool.roll_back()
     assert state(pool) == before
     pool.publish([Chain(2, 2, own[2:3], names)])
-    assert pool.cache.match(chain("abcd"), 4).tolist() == [1, 2, 3]
+    assert pool.cache.match(chain("abcd"), 4).blocks.tolist() == [1, 2, 3]
 
 
 def test_a_held_block_is_never_evicted():
@@ -214,12 +230,15 @@ class Rows:
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
         self.rows: list[tuple[str, np.ndarray]] = []
+        self.found: dict[str, Match] = {}  # by chain, when it was last looked up
 
     def act(self, number: int, letters: int) -> None:
         pool = self.pool
         if number % 3 and letters <= pool.num_free:
             name = "".join("ab"[(number >> index) & 1] for index in range(letters))
-            hit = pool.cache.match(chain(name), letters - 1)
+            self.found[name] = pool.cache.match(chain(name), letters - 1, self.found.get(name, NO_MATCH))
+            hit = self.found[name].blocks
+            assert hit.tolist() == pool.cache.match(chain(name), letters - 1).blocks.tolist()
             pool.hold(hit)
             if letters - len(hit) > pool.num_free:
                 pool.release(hit)

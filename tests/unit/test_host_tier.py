@@ -117,7 +117,7 @@ def test_the_least_recently_used_goes_first_and_a_child_before_its_parent():
         probe = Request(99, np.array(prompt, np.int32), SamplingParams(1))
         scheduler.add(dataclasses.replace(probe, seq_id=100 + ord(name)))
         sequence = scheduler._live.by_id[100 + ord(name)]
-        scheduler._prefixes.find(sequence)
+        scheduler._prefixes.find(sequence, 1)
         for number in range(3):
             digests[sequence.names.digests[16 * number : 16 * number + 16]] = (name, number)
     found = [digests[snapshot.host.digests[block]] for block in snapshot.host.queue]

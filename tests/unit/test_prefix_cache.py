@@ -82,6 +82,22 @@ def test_a_prompt_that_two_compute_at_once_is_kept_once():
     assert scheduler.counters.num_free_blocks == 100 - 4
 
 
+def test_a_sequence_that_lacks_blocks_is_looked_up_once_while_nothing_changes():
+    scheduler = make(num_blocks=9, max_model_len=64, max_num_batched_tokens=64)
+    prompt = np.arange(12, dtype=np.int32)
+    scheduler.add(Request(1, prompt, SamplingParams(20)))
+    step(scheduler)
+    scheduler.add(Request(2, np.concatenate([prompt, np.full(20, 7, np.int32)]), SamplingParams(4)))
+    step(scheduler)
+    waiting = scheduler._live.by_id[2]
+    first = waiting.match
+    assert first.blocks.tolist() == scheduler.batch.block_table[0, :3].tolist()
+    step(scheduler)
+    assert waiting.match is first
+    scheduler.cancel(1)
+    assert step(scheduler) == [(2, 20, True)]
+
+
 def test_a_preempted_sequence_resumes_with_its_cached_prefix():
     scheduler = make(num_blocks=7)
     add(scheduler, 1, PROMPT[:8], max_tokens=5)
