@@ -120,6 +120,7 @@ def scheduler_config(
         max_model_len=limits.max_model_len,
         max_waiting_requests=engine.max_waiting_requests + limits.max_num_seqs,
         max_waiting_tokens=engine.max_waiting_tokens + limits.max_num_seqs * limits.max_model_len,
+        max_chunk_tokens=scheduling.max_chunk_tokens,
         target_itl_ns=round(scheduling.target_itl_ms * NS_PER_MS),
         prefill_share=scheduling.prefill_share,
         max_queue_wait_ns=round(scheduling.max_queue_wait_s * NS_PER_S),

@@ -56,6 +56,9 @@ class SchedulingSettings(BaseModel):
     target_itl_ms: float = Field(
         default=0.0, ge=0, le=1e6, description="time between a stream's tokens that prompts may not stretch; 0: none"
     )
+    max_chunk_tokens: int = Field(
+        default=0, ge=0, le=1 << 30, description="prompt tokens of one step, of all prompts together; 0: what fits it"
+    )
     prefill_share: float = Field(
         default=0.1, ge=0, lt=1, description="share of the target that prompts get even when decoding leaves none"
     )

@@ -15,6 +15,7 @@ from service.commands.assembly import ServedModel, load_model, prefix_keys, sche
 from service.config import ExecutorSettings
 from service.core.scheduler import Scheduler
 from service.core.scheduler_config import BatchingMode
+from service.core.types import Request, SamplingParams, StepResult
 from service.engine.engine import Engine
 from service.engine.health import EngineState
 from service.engine.scheduling import SchedulingSettings
@@ -73,6 +74,18 @@ def test_prompts_are_not_hashed_when_no_blocks_are_kept(
     _, digests = prefix_keys(write_folder(tmp_path), scheduling).of(np.arange(64, dtype=np.int32), "a", block_size=16)
     assert digests == b""
     assert not scheduler_config(LIMITS, EngineSettings(), scheduling).prefix_cache
+
+
+@pytest.mark.parametrize(("settings", "chunks"), [({"max_chunk_tokens": 5}, [5, 5, 2]), ({}, [12])])
+def test_the_bound_of_chunks_reaches_the_scheduler(settings: dict[str, int], chunks: list[int]) -> None:
+    scheduler = Scheduler(scheduler_config(LIMITS, EngineSettings(), SchedulingSettings(**settings)))
+    scheduler.add(Request(1, np.arange(12, dtype=np.int32), SamplingParams(1)))
+    for num_tokens in chunks:
+        plan = scheduler.plan(0)
+        assert plan is not None
+        assert plan.num_tokens == num_tokens
+        scheduler.commit(plan, StepResult(np.zeros(np.count_nonzero(plan.samples), np.int32)))
+    assert not scheduler.has_work
 
 
 def test_host_memory_for_cached_prefixes_needs_the_prefix_cache() -> None:
