@@ -20,8 +20,9 @@ def jain_index(shares: npt.NDArray[np.float64]) -> float:
 class ServiceShares:
     """Tokens computed for each tenant, and Jain's index over the tenants that are backlogged.
 
-    Time is cut into windows of ten seconds. A tenant is backlogged in a window when one of its requests was waiting
-    at every moment of it; windows with fewer than two such tenants say nothing. Tokens count divided by weight.
+    Time is cut into windows, each of which lasts until the first step that ends when the next full ten seconds have
+    come. A tenant is backlogged in a window when one of its requests was waiting at every moment of it; windows with
+    fewer than two such tenants say nothing. Tokens count divided by weight.
     """
 
     def __init__(self, tenants: Sequence[Tenant]) -> None:

@@ -15,16 +15,17 @@ _BATCH: Final = 4096  # values that are counted at once
 
 
 class LogHistogram:
-    """Counts, exact mean and deviation, and quantiles within 1.1 % of a distribution of values that are not negative.
+    """Count, mean, deviation, and quantiles within 1.1 %, of a distribution of values that are not negative.
 
     Bucket i holds values from 2^(i / 32) to 2^((i + 1) / 32) times the least one; a quantile is its bucket's geometric
-    middle, but never outside what was seen. Some 100 KiB, however many values: new ones gather until they fill a batch.
+    middle, but never outside what was seen. Mean and deviation are those of the values but for rounding. Some 100 KiB,
+    however many values: new ones gather until they fill a batch.
     """
 
     def __init__(self) -> None:
         self._num_counted = 0
         self._sum = 0.0
-        self._sum_of_squares = 0.0
+        self._squares = 0.0  # of the differences from the mean, added up
         self._least = math.inf
         self._largest = 0.0
         self._counts: npt.NDArray[np.int64] = np.zeros(_BUCKETS_PER_OCTAVE * _NUM_OCTAVES, np.int64)
@@ -59,8 +60,8 @@ class LogHistogram:
     @property
     def std(self) -> float:
         """Standard deviation of all values; 0 without any."""
-        mean = self.mean
-        return math.sqrt(max(0.0, self._sum_of_squares / self._num_counted - mean**2)) if self._num_counted else 0.0
+        self._count_new()
+        return math.sqrt(self._squares / self._num_counted) if self._num_counted else 0.0
 
     @property
     def largest(self) -> float:
@@ -97,8 +98,12 @@ class LogHistogram:
         self._new, self._new_arrays, self._num_in_new_arrays = [], [], 0
         buckets = (np.log2(np.maximum(values, _LEAST) / _LEAST) * _BUCKETS_PER_OCTAVE).astype(np.int64)
         self._counts += np.bincount(buckets, minlength=len(self._counts))
+        # Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances" (1979).
+        old_mean, new_mean = self.mean, float(values.mean())
+        self._squares += float(((values - new_mean) ** 2).sum())
+        share = self._num_counted / (self._num_counted + len(values))
+        self._squares += (new_mean - old_mean) ** 2 * len(values) * share
         self._num_counted += len(values)
         self._sum += float(values.sum())
-        self._sum_of_squares += float(values @ values)
         self._least = min(self._least, float(values.min()))
         self._largest = max(self._largest, float(values.max()))

@@ -139,6 +139,16 @@ def test_histogram_quantiles_are_within_a_bucket_of_the_exact_ones() -> None:
         assert histogram.quantile(share) == pytest.approx(np.quantile(values, share), rel=0.02)
 
 
+def test_deviation_of_values_that_differ_little_and_lie_far_from_zero() -> None:
+    histogram = LogHistogram()
+    for number in range(3):
+        histogram.add_all(np.array([1e9, 1e9 + 1.0] * 4000))
+        histogram.add(1e9 + number)
+    values = [0.0, 1.0] * 12_000 + [0.0, 1.0, 2.0]  # above 1e9
+    assert histogram.mean == pytest.approx(1e9 + np.mean(values), abs=1e-6)
+    assert histogram.std == pytest.approx(np.std(values), rel=1e-6)
+
+
 def test_histogram_of_one_value_and_of_none() -> None:
     histogram = LogHistogram()
     assert histogram.summary() == dict.fromkeys(("mean", "median", "std", "p90", "p95", "p99", "max"), 0.0)
