@@ -81,6 +81,14 @@ class SchedulerConfig:
         ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least {least}")
+        for name in ("watermark_fraction", "prefill_share"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be in [0, 1)")
+        self._check_buffer()
+        self._check_steps()
+
+    def _check_buffer(self) -> None:
+        """Raise ConfigError for a KV buffer, or host memory, that cannot be."""
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size is {self.block_size}, but must be a power of two")
         if self.num_blocks * self.block_size > MAX_KV_SLOTS:
@@ -89,6 +97,11 @@ class SchedulerConfig:
                 f"num_blocks is {self.num_blocks}, but must be at most {most}: {self.block_size} tokens each have "
                 "slots, which are 32-bit numbers"
             )
+        if self.num_host_blocks and not self.prefix_cache:
+            raise ConfigError(f"num_host_blocks is {self.num_host_blocks}, but must be 0 with prefix_cache off")
+
+    def _check_steps(self) -> None:
+        """Raise ConfigError for limits of steps, or rules of batching, that exclude each other."""
         if 0 < self.max_queue_wait_ns <= self.batch_window_ns:
             raise ConfigError(
                 f"max_queue_wait_ns is {self.max_queue_wait_ns}, but must be above batch_window_ns, "
@@ -101,11 +114,6 @@ class SchedulerConfig:
             )
         if self.prefix_cache and self.batching != "continuous":
             raise ConfigError(f"prefix_cache is on, but must be off with {self.batching} batching")
-        if self.num_host_blocks and not self.prefix_cache:
-            raise ConfigError(f"num_host_blocks is {self.num_host_blocks}, but must be 0 with prefix_cache off")
-        for name in ("watermark_fraction", "prefill_share"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be in [0, 1)")
 
     @property
     def max_kv_tokens(self) -> int:

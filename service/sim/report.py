@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from service.core.scheduler import SchedulerCounters
 from service.report.chart import Line, line_chart
 from service.report.latency_figures import Point, highest_rates, pareto_figures, quantile_figure, run_label
 from service.report.latency_limits import LatencyLimits
@@ -43,11 +44,8 @@ class RunReport:
 
 def run_report(name: str, rate: float, simulation: Simulation, tenants: Sequence[Tenant]) -> RunReport:
     """Summarise a simulation that has run."""
-    collector = simulation.collector
+    collector, counters = simulation.collector, simulation.counters
     totals, duration_s = collector.totals, max(collector.totals.end_ns / 1e9, 1e-9)
-    counters = simulation.counters
-    queried_tokens = sum(counter.totals.num_queried_tokens for counter in counters)
-    hit_tokens = sum(counter.totals.num_hit_tokens for counter in counters)
     histograms = _histograms(collector)
     return RunReport(
         name=name,
@@ -77,22 +75,31 @@ def run_report(name: str, rate: float, simulation: Simulation, tenants: Sequence
             "count": sum(counter.totals.num_preemptions for counter in counters),
             "recomputed_tokens": sum(counter.totals.num_recomputed_tokens for counter in counters),
         },
-        prefix_cache={
-            "queried_tokens": queried_tokens,
-            "hit_tokens": hit_tokens,
-            "hit_share": hit_tokens / max(queried_tokens, 1),
-            "offloaded_blocks": sum(counter.num_offloaded_blocks for counter in counters),
-            "restored_blocks": sum(counter.totals.num_restored_blocks for counter in counters),
-        },
+        prefix_cache=_prefix_cache(counters),
         fairness={"jain_index": collector.shares.index, "windows": collector.shares.num_windows},
-        tenant_tokens={
-            tenant.name: tokens
-            for tenant, tokens in zip(tenants, collector.shares.totals.tolist(), strict=True)
-            if len(tenants) > 1
-        },
+        tenant_tokens=_tenant_tokens(collector, tenants),
         replicas={"mean": collector.replicas.mean, "max": collector.replicas.largest},
         series={key: getattr(collector, key).points() for key in SERIES},
     )
+
+
+def _prefix_cache(counters: Sequence[SchedulerCounters]) -> dict[str, float]:
+    queried_tokens = sum(counter.totals.num_queried_tokens for counter in counters)
+    hit_tokens = sum(counter.totals.num_hit_tokens for counter in counters)
+    return {
+        "queried_tokens": queried_tokens,
+        "hit_tokens": hit_tokens,
+        "hit_share": hit_tokens / max(queried_tokens, 1),
+        "offloaded_blocks": sum(counter.num_offloaded_blocks for counter in counters),
+        "restored_blocks": sum(counter.totals.num_restored_blocks for counter in counters),
+    }
+
+
+def _tenant_tokens(collector: Collector, tenants: Sequence[Tenant]) -> dict[str, float]:
+    """Nothing for a tenant that is alone."""
+    if len(tenants) < 2:
+        return {}
+    return dict(zip([tenant.name for tenant in tenants], collector.shares.totals.tolist(), strict=True))
 
 
 def json_report(command: str, reports: Sequence[RunReport]) -> str:
