@@ -345,3 +345,18 @@ def test_cancel_in_flight_of_a_preempted_sequence_holds_over_an_abort():
     assert scheduler.counters.num_free_blocks == 2
     assert step(scheduler) == [(1, 1, True)]
     assert scheduler.counters.totals.num_preemptions == 0
+
+
+def test_cancels_in_flight_leave_an_aborted_step_as_if_there_had_been_none():
+    cancelled_in_flight, cancelled_alone = make(max_num_seqs=5), make(max_num_seqs=5)
+    for scheduler in (cancelled_in_flight, cancelled_alone):
+        for seq_id in range(1, 6):
+            add(scheduler, seq_id, num_tokens=3)
+        step(scheduler)
+    plan = cancelled_in_flight.plan(0)
+    for scheduler in (cancelled_in_flight, cancelled_alone):
+        for seq_id in (1, 2):
+            scheduler.cancel(seq_id)
+    assert plan is not None
+    cancelled_in_flight.abort(plan)
+    assert cancelled_in_flight.snapshot() == cancelled_alone.snapshot()
