@@ -71,8 +71,8 @@ struct Pages {
   DEVICE void copy(const char* from, int tile_blocks, int num_tokens, char* stage) const {
     // Where a round of the block's threads copies whole rows of one block of tokens, that block is the same for all of
     // them and for the rounds that follow it.
-    constexpr int kRoundTokens = kThreads % kRowChunks == 0 ? kThreads / kRowChunks : kTileTokens;
-    constexpr bool kIsEven = kBlockSize % kRoundTokens == 0;
+    constexpr int kRoundTokens = kThreads / kRowChunks;
+    constexpr bool kIsEven = kThreads % kRowChunks == 0 && kBlockSize % kRoundTokens == 0;
     const char* block = nullptr;
     deal<kTileTokens * kRowChunks, kThreads>([&](int i, int round) {
       const int token = kIsEven ? round * kRoundTokens + threadIdx.x / kRowChunks : i / kRowChunks;

@@ -85,6 +85,14 @@ def test_other_blocks_and_tiles(block_size, tile_tokens):
     check(mixed(4, block_size=block_size, scalar="half"), "prefill", prefill=prefill)
 
 
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_copies_whose_rounds_are_no_whole_rows(is_fp8):
+    """A row of D 96 is 12 or 6 chunks, which divide neither 64 threads nor 128; a tile is one block."""
+    options = {"head_dim": 96, "block_size": 32, "is_fp8": is_fp8}
+    check(decode(4, **options), "decode", tile_tokens=32)
+    check(mixed(4, **options), "prefill")
+
+
 @pytest.mark.parametrize("scalar", ["bf16", "half"])
 def test_fp8_keys_and_values(scalar):
     options = {"scalar": scalar, "is_fp8": True, "k_scale": 0.5, "v_scale": 2.0}
