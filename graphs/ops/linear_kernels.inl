@@ -15,6 +15,9 @@
 // evenly meanwhile: 1.00, 1.00, 1.30, 1.09 times as fast; with AVX2 on the same machine 1.03, 0.98, 0.96, 0.98.
 // There too, gate and GEMM of 1,536 to 576 channels on one thread: rows side by side, not interleaved within a strip:
 // 0.99, 1.04, 1.05, 1.04 times as fast; and the channels of rows that threads prepare side by side share no line.
+// All GEMMs there on one thread, since a tile's sums become floats by copies of its pointers: 1.04 times as fast at 72
+// rows, 1.02 at 512, 91 and 93 % of the multipliers' peak. Most of the rest is a cost per tile, large for 576 channels;
+// keeping those sums in registers, huge pages for rows and results, and prefetching into L2 only gain nothing.
 #include <cstring>
 
 #include "linear_kernels.h"
