@@ -6,6 +6,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from service.executor.cuda.assembly import libraries_elsewhere, preload_cuda_libraries, quiet_onnxruntime
+from service.executor.cuda.provider import why_not_started
+from tests.cuda.host_device import HostDevice
 
 
 def load_a_graph_that_is_warned_about() -> None:
@@ -60,3 +62,22 @@ def test_packages_elsewhere_are_preloaded(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(ort, "__file__", str(tmp_path / "other" / "onnxruntime" / "__init__.py"))
     preload_cuda_libraries()
     assert [str(folder)] == asked
+
+
+DRIVER_SAYS = (
+    'provider_options_utils.h:187 Parse Failed to parse provider option "device_id": CUDA failure 35: CUDA driver '
+    "version is insufficient for CUDA runtime version ; GPU=-1 ; hostname=vm ; expr=cudaGetDeviceCount(&num_devices); "
+)
+
+
+def test_why_a_provider_does_not_start_is_what_the_driver_says(monkeypatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError(DRIVER_SAYS)
+
+    device = HostDevice(launch_address=0)
+    assert why_not_started(device, "") is None
+    monkeypatch.setattr(ort, "InferenceSession", refused)
+    assert (
+        "device: cpu cannot be used: ONNX Runtime's CPUExecutionProvider does not start: CUDA failure 35: CUDA driver "
+        "version is insufficient for CUDA runtime version"
+    ) == str(why_not_started(device, "Failed to load libx.so"))

@@ -17,6 +17,7 @@ from service.errors import ConfigError, ExecutorError, ModelFolderError
 from service.executor.bound_session import session_options
 from service.executor.cuda.device import Device, Provider
 from service.executor.cuda.graph import CudaGraph
+from service.executor.cuda.provider import provider_name, why_not_started
 
 ElementType = npt.DTypeLike | int
 """Of a tensor; a number is ONNX's, for types that numpy lacks."""
@@ -120,19 +121,17 @@ class OrtSession:
         options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         asked = device.providers(captures=captures)
-        provider = asked[0] if isinstance(asked[0], str) else asked[0][0]
+        provider = provider_name(asked[0])
         try:
             session = _create(graph, options, asked)
         except Exception as error:  # ONNX Runtime's exceptions share no base but this
+            if provider_error := why_not_started(device, preload_said):
+                raise provider_error from error
             if captures:
                 _look_for_misplaced(graph, options, device, provider)
             raise ModelFolderError(f"{model_dir}: ONNX Runtime cannot load it: {error}") from error
         if session.get_providers()[0] != provider:
-            reason = f" ({preload_said})" if preload_said else ""
-            raise ConfigError(
-                f"device: {device.memory_name} cannot be used: ONNX Runtime's {provider} does not start{reason}; the "
-                "CUDA libraries that it needs come with the package's extra, chairlift[cuda]"
-            )
+            raise why_not_started(device, preload_said) or ConfigError(f"{model_dir} was not loaded with {provider}")
         require_placement(session, provider)
         return cls(session, device.memory_name, graph.sliding_window)
 

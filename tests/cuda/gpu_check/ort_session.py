@@ -19,7 +19,8 @@ def open_session(device: CheckDevice, model: bytes, *, captures: bool = False) -
     is_gpu = device.name == "cuda"
     providers = device.driver.providers(captures=captures) if is_gpu else ["CPUExecutionProvider"]
     said = preload_cuda_libraries()
-    session = ort.InferenceSession(model, providers=providers)  # what it logs is kept if the step fails
+    # What it logs is kept if the step fails; with its fallback it would go on with the CPU.
+    session = ort.InferenceSession(model, providers=providers, enable_fallback=0)
     if is_gpu and session.get_providers()[0] != CUDA_PROVIDER:
         raise StepFailedError(f"ONNX Runtime's {CUDA_PROVIDER} does not start: {said or 'see what the step printed'}")
     return session

@@ -80,7 +80,7 @@ def open_session(
                 options.add_initializer(tensor.name, _shared_value(tensor, model_dir, shared, memory_name(device)))
     is_gpu = device.name == "cuda"
     providers = device.driver.providers(captures=True) if is_gpu else ["CPUExecutionProvider"]
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=providers)
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=providers, enable_fallback=0)
     if is_gpu and session.get_providers()[0] != CUDA_PROVIDER:
         raise StepFailedError(f"ONNX Runtime's {CUDA_PROVIDER} does not start")
     return session
