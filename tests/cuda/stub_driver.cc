@@ -91,6 +91,9 @@ int cuDeviceGetAttribute(int* value, int attribute, int) {
   }
   return kInvalidValue;
 }
+int cuDevicePrimaryCtxGetState(int, unsigned* flags, int* is_active) {
+  return *flags = g_context_flags, *is_active = g_contexts > 0, result(" cuDevicePrimaryCtxGetState ");
+}
 int cuDevicePrimaryCtxSetFlags(int, unsigned flags) {
   if (g_contexts > 0) return kInvalidValue;  // here: too late, whoever has made it may wait by other flags
   return g_context_flags = flags, result(" cuDevicePrimaryCtxSetFlags ");

@@ -125,6 +125,8 @@ def check_everything() -> None:
             device.allocate_pinned(2 << 20)
         with pytest.raises(ExecutorError, match=r"cuOccupancy\w+ failed: CUDA_ERROR_INVALID_VALUE \(1\)"):
             device.blocks_per_sm(LoadedKernel(0, 128, 1024))
+        with closing(CudaDriver(CudaOps(OpLibrary().functions))) as another:
+            assert 132 == another.num_sms, "the context that is there already is taken as it is"
     device.close()
     assert 0 == stub.stub_num_left(), "buffers, stream, event and context are given back"
 
@@ -134,6 +136,7 @@ def check_failures_to_open() -> None:
     for name in (
         "cuDeviceGet",
         "cuDeviceGetAttribute",
+        "cuDevicePrimaryCtxGetState",
         "cuDevicePrimaryCtxSetFlags",
         "cuDevicePrimaryCtxRetain",
         "cuCtxSetCurrent",

@@ -150,8 +150,10 @@ class CudaDriver:
         self.num_sms = int(driver_call(driver.cuDeviceGetAttribute, attribute, device))
         # Waiting sleeps: spinning would keep a processor busy that the front side needs. ONNX Runtime, which waits for
         # the stream at the end of an eager run, does as the context says; events say it again.
-        flags = driver.CUctx_flags.CU_CTX_SCHED_BLOCKING_SYNC
-        driver_call(driver.cuDevicePrimaryCtxSetFlags, device, flags)
+        _, is_active = driver_call(driver.cuDevicePrimaryCtxGetState, device)
+        if not is_active:  # a driver may refuse that for a context that somebody in this process has made already
+            flags = driver.CUctx_flags.CU_CTX_SCHED_BLOCKING_SYNC
+            driver_call(driver.cuDevicePrimaryCtxSetFlags, device, flags)
         self._context = driver_call(driver.cuDevicePrimaryCtxRetain, device)
         undo.callback(driver_call, driver.cuDevicePrimaryCtxRelease, device)
         self.make_current()
