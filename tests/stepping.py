@@ -16,6 +16,8 @@ class Outcome:
 
     def __init__(self) -> None:
         self.num_ahead = 0  # steps that were dispatched before the one before was waited for
+        self.num_chunk_steps_ahead = 0  # of them, with chunks
+        self.num_ahead_of_chunks = 0  # of them, while chunks were computed
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
         self.num_preemptions = 0
@@ -39,7 +41,10 @@ def run_requests(
         plan, handle = flight
         can_follow = looks_ahead and handle.can_continue
         flight = dispatched(executor, scheduler, scheduler.plan_ahead(0)) if can_follow else None
-        outcome.num_ahead += flight is not None
+        if flight is not None:
+            outcome.num_ahead += 1
+            outcome.num_chunk_steps_ahead += not flight[0].is_decode_only
+            outcome.num_ahead_of_chunks += not plan.is_decode_only
         delta = scheduler.commit(plan, handle.wait())
         for index, (seq_id, token_id) in enumerate(zip(delta.seq_ids.tolist(), delta.token_ids.tolist(), strict=True)):
             outcome.tokens[seq_id].append(token_id)

@@ -8,6 +8,7 @@ from service.core.chunks import Chunks
 from service.core.continuous_batching import ContinuousBatching
 from service.core.prefixes import Prefixes
 from service.core.reservation import Reservation
+from service.core.roster import Roster
 from service.core.scheduler_config import SchedulerConfig
 from service.core.static_batching import StaticBatching
 from service.core.waiting_queue import WaitingQueue
@@ -20,17 +21,20 @@ class Batching(Protocol):
         """With work to do, when the next step may begin; 0: at once."""
         ...
 
-    def admit(self, step_id: int, reservation: Reservation, chunks: Chunks, num_spare_blocks: int) -> None:
-        """Admit sequences of the queue in `reservation`, and let them share the step with `chunks`.
+    def admit(
+        self, step_id: int, reservation: Reservation, roster: Roster, chunks: Chunks, num_spare_blocks: int
+    ) -> None:
+        """Admit sequences of the queue in `reservation` beside `roster`, and let them share the step with `chunks`.
 
         `num_spare_blocks` may be taken while others run.
         """
         ...
 
-    def may_go_on(self, step_id: int, num_decode_rows: int, num_free_blocks: int) -> bool:
-        """Whether step `step_id` may be planned ahead, with so many decode rows of those that run and nobody else.
+    def may_go_on(self, step_id: int, chunks: Chunks | None, num_spare_blocks: int, *, is_published: bool) -> bool:
+        """Whether step `step_id` may be planned ahead, with `chunks` of those that run and nobody else.
 
-        They leave `num_free_blocks`. No prompt is in progress.
+        None: no prompt is in progress, and nobody waits who could have a row. With `is_published` the prefix cache
+        holds all that it will when the step before has landed.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 import math
 
-from service.core.batch_state import BatchState
+from service.core.roster import Roster
 from service.core.scheduler_config import SchedulerConfig
 from service.core.step_time import StepLoad, StepTimeModel
 
@@ -28,25 +28,24 @@ class ChunkBudget:
         self._config = config
         self._step_time = step_time
 
-    def chunk_tokens(self, num_decode_tokens: int, batch: BatchState, copying_ns: float = 0.0) -> int:
-        """Prompt tokens that a step with `num_decode_tokens`, which restores blocks for `copying_ns`, may compute."""
-        config = self._config
+    def chunk_tokens(self, roster: Roster, copying_ns: float = 0.0) -> int:
+        """Prompt tokens that a step of these rows, which restores blocks for `copying_ns`, may compute."""
+        config, num_decode_tokens = self._config, len(roster.decode_rows)
         num_tokens = config.max_num_batched_tokens - num_decode_tokens
         if config.max_chunk_tokens:
             num_tokens = min(num_tokens, config.max_chunk_tokens)
         if config.target_itl_ns and num_decode_tokens:  # without decode rows no stream waits for a token
-            num_tokens = min(num_tokens, self._tokens_within_target(num_decode_tokens, batch, copying_ns))
+            num_tokens = min(num_tokens, self._tokens_within_target(roster, copying_ns))
         return num_tokens
 
-    def _tokens_within_target(self, num_decode_tokens: int, batch: BatchState, copying_ns: float) -> int:
+    def _tokens_within_target(self, roster: Roster, copying_ns: float) -> int:
         model, target_ns, block_size = self._step_time, self._config.target_itl_ns, self._config.block_size
-        computed = batch.num_computed_tokens[: batch.num_rows]
-        context_tokens = int(computed[: batch.num_decode_rows].sum())
-        in_progress = int(computed[batch.num_decode_rows :].max(initial=0))
+        context_tokens = int(roster.num_computed_tokens[roster.decode_rows].sum())
+        in_progress = int(roster.num_computed_tokens[roster.prompt_rows].max(initial=0))
         largest = int(2 * max(model.recent_prefill_tokens, block_size))
         if not model.recent_prefill_tokens:
             return largest
-        with_prompt = StepLoad(1, num_decode_tokens, context_tokens)
+        with_prompt = StepLoad(1, len(roster.decode_rows), context_tokens)
         taken_ns = model.predict_ns(with_prompt) + model.spread_ns(with_prompt)
         free_ns = max(target_ns - taken_ns, self._config.prefill_share * target_ns)
         return max(1, int(min(model.chunk_for(free_ns - copying_ns, in_progress), largest)))

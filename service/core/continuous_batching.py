@@ -1,11 +1,14 @@
 """Continuous batching: sequences are admitted in every step, and leave when they end."""
 
+import numpy as np
+
 from service.core.batch_state import BatchState
 from service.core.budget import ChunkBudget
 from service.core.chunks import Chunks
 from service.core.preemption import settling_blocks
 from service.core.prefixes import Prefixes, PrefixHit
 from service.core.reservation import Reservation
+from service.core.roster import Roster
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.waiting_queue import WaitingQueue
@@ -36,19 +39,19 @@ class ContinuousBatching:
         """At once."""
         return True
 
-    def may_go_on(self, step_id: int, num_decode_rows: int, num_free_blocks: int) -> bool:
-        """Unless a sequence that waits fits."""
-        batch, config = self._batch, self._config
-        if not len(self._queue) or batch.num_rows == batch.max_num_seqs:
+    def may_go_on(self, step_id: int, chunks: Chunks | None, num_spare_blocks: int, *, is_published: bool) -> bool:
+        """Unless a sequence that waits fits, or might with a prefix that is not yet published."""
+        if chunks is None or not len(self._queue) or self._batch.num_rows == self._batch.max_num_seqs:
             return True
-        chunks = Chunks(config.block_size, self._budget.chunk_tokens(num_decode_rows, batch), num_free_blocks)
         if not chunks.has_tokens_at(step_id + 1):
             return True
-        return self._next_admission(step_id, chunks, num_free_blocks - config.watermark_blocks) is None
+        return is_published and self._next_admission(step_id, chunks, num_spare_blocks) is None
 
-    def admit(self, step_id: int, reservation: Reservation, chunks: Chunks, num_spare_blocks: int) -> None:
+    def admit(
+        self, step_id: int, reservation: Reservation, roster: Roster, chunks: Chunks, num_spare_blocks: int
+    ) -> None:
         """Admit sequences while tokens, rows and `num_spare_blocks` suffice, and let them share."""
-        batch, block_size = self._batch, self._config.block_size
+        batch, block_size, num_old_rows = self._batch, self._config.block_size, self._batch.num_rows
         num_restored_blocks = 0  # a step waits for them: not many more than it may compute
         # With nothing left for a prompt of one chunk there is nothing for any.
         while batch.num_rows < batch.max_num_seqs and chunks.has_tokens_at(step_id + 1):
@@ -66,7 +69,8 @@ class ContinuousBatching:
             if len(hit.host_blocks):
                 num_restored_blocks += len(hit.host_blocks)
                 copying_ns = num_restored_blocks * self._config.host_block_ns
-                chunks.lower(self._budget.chunk_tokens(batch.num_decode_rows, batch, copying_ns), turn)
+                prompt_rows = np.append(roster.prompt_rows, batch.first_rows(batch.num_rows)[num_old_rows:])
+                chunks.lower(self._budget.chunk_tokens(roster._replace(prompt_rows=prompt_rows), copying_ns), turn)
             # What is copied takes slots of the first new block.
             num_slots = (len(hit.blocks) + len(hit.host_blocks)) * block_size - hit.num_tokens
             batch.admitted_step[row] = step_id

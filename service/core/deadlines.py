@@ -38,6 +38,10 @@ class Deadlines:
         """The earliest time, of a sequence that it still matters to or not; None without any."""
         return self._heap[0][0] if self._heap else None
 
+    def may_have_due(self, now_ns: int) -> bool:
+        """Whether a sequence may have run out of time. Takes nothing out."""
+        return bool(self._heap) and self._heap[0][0] <= now_ns
+
     def has_due(self, now_ns: int) -> bool:
         """Whether a sequence has run out of time."""
         while self._heap and self._heap[0][0] <= now_ns:

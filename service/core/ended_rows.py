@@ -62,6 +62,7 @@ class EndedRows:
             samples=plan.samples[is_live],
             num_decode_rows=int(np.count_nonzero(is_live[: plan.num_decode_rows])),
             num_tokens=int(counts.sum()),
+            num_in_flight=NO_ROWS,
             continues=NO_ROWS,
         )
         return live, StepResult(

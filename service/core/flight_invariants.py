@@ -10,9 +10,9 @@ def blocks_cover_tokens_exactly(snapshot: SchedulerSnapshot) -> Iterator[str]:
     """INV-4: a row's blocks cover computed + scheduled tokens and no more, in both steps when two are in flight.
 
     One that has ended computes its last token in every step until its batch ends, or in the one that was planned ahead,
-    and keeps the block for it. A row that is in flight twice gets the token that it computes then from the first step.
+    and keeps the block for it. A row that goes on with what a step samples knows that token when it computes it.
     """
-    is_twice = _is_in_flight_twice(snapshot)
+    num_continuing = _num_sampled(snapshot.plan if snapshot.plan_ahead is not None else None, len(snapshot.rows))
     for number, (row, num_scheduled) in enumerate(zip(snapshot.rows, _scheduled(snapshot), strict=True)):
         num_covered = row.num_computed_tokens + num_scheduled
         num_held = len(row.blocks) * snapshot.config.block_size
@@ -20,7 +20,7 @@ def blocks_cover_tokens_exactly(snapshot: SchedulerSnapshot) -> Iterator[str]:
             num_covered += 1
         if len(row.blocks) != -(-num_covered // snapshot.config.block_size):
             yield f"INV-4: row {number} holds {len(row.blocks)} blocks for {num_covered} tokens"
-        if num_covered > len(row.token_ids) + is_twice[number]:
+        if num_covered > len(row.token_ids) + num_continuing[number]:
             yield f"INV-4: row {number} computes {num_covered} tokens and knows {len(row.token_ids)}"
 
 
@@ -43,12 +43,16 @@ def step_is_within_budget(snapshot: SchedulerSnapshot) -> Iterator[str]:
     config = snapshot.config
     if len(snapshot.rows) > config.max_num_seqs:
         yield f"INV-6: {len(snapshot.rows)} rows"
-    for plan in filter(None, (snapshot.plan, snapshot.plan_ahead)):
-        yield from _plan_is_within_budget(snapshot, plan)
+    for plan, before in ((snapshot.plan, None), (snapshot.plan_ahead, snapshot.plan)):
+        if plan is not None:
+            yield from _plan_is_within_budget(snapshot, plan, before)
 
 
-def _plan_is_within_budget(snapshot: SchedulerSnapshot, plan: PlanSnapshot) -> Iterator[str]:
-    config = snapshot.config
+def _plan_is_within_budget(
+    snapshot: SchedulerSnapshot, plan: PlanSnapshot, before: PlanSnapshot | None
+) -> Iterator[str]:
+    """`before` is in flight, too, and lands before the plan."""
+    config, num_rows = snapshot.config, len(snapshot.rows)
     if not plan.rows or len(set(plan.rows)) != len(plan.rows) or min(plan.num_scheduled) < 1:
         yield f"INV-6: the plan's rows are {plan.rows}, with {plan.num_scheduled} tokens"
     if plan.num_tokens != sum(plan.num_scheduled) or plan.num_tokens > config.max_num_batched_tokens:
@@ -56,10 +60,11 @@ def _plan_is_within_budget(snapshot: SchedulerSnapshot, plan: PlanSnapshot) -> I
     num_prompt_tokens = sum(plan.num_scheduled[plan.num_decode_rows :])
     if config.max_chunk_tokens and num_prompt_tokens > config.max_chunk_tokens:
         yield f"INV-6: {num_prompt_tokens} prompt tokens"
-    # What the step before samples, a step planned ahead computes: both counts are one more then.
+    num_landing, num_sampled = _num_scheduled(before, num_rows), _num_sampled(before, num_rows)
     is_last_sampled = [
-        snapshot.rows[row].num_computed_tokens + num_scheduled == len(snapshot.rows[row].token_ids)
-        for row, num_scheduled in zip(plan.rows, plan.num_scheduled, strict=True)
+        snapshot.rows[row].num_computed_tokens + num_landing[row] + count
+        == len(snapshot.rows[row].token_ids) + num_sampled[row]
+        for row, count in zip(plan.rows, plan.num_scheduled, strict=True)
     ]
     if is_last_sampled != list(plan.samples):
         yield f"INV-6: the plan samples {plan.samples} instead of {is_last_sampled}"
@@ -69,18 +74,23 @@ def _plan_is_within_budget(snapshot: SchedulerSnapshot, plan: PlanSnapshot) -> I
 
 
 def step_ahead_goes_on(snapshot: SchedulerSnapshot) -> Iterator[str]:
-    """INV-6 too: a step planned ahead computes one token of each row, which the step before it samples.
+    """INV-6 too: of each row that the step before samples from, a step planned ahead computes that token, first of all.
 
-    No row is in it that will have ended by its length, or had ended before.
+    It knows how far the rows are then. No row is in it that has ended, and nobody was admitted to it.
     """
     plan, ahead = snapshot.plan, snapshot.plan_ahead
-    if ahead is None:
+    if plan is None or ahead is None:
         return
-    sampled = [] if plan is None else [row for row, samples in zip(plan.rows, plan.samples, strict=True) if samples]
-    if [sampled[place] for place in ahead.continues] != list(ahead.rows):
+    sampled = [row for row, samples in zip(plan.rows, plan.samples, strict=True) if samples]
+    num_continuing = len(ahead.continues)
+    going, others = list(ahead.rows[:num_continuing]), ahead.rows[num_continuing:]
+    if [sampled[place] for place in ahead.continues] != going or not set(others).isdisjoint(sampled):
         yield f"INV-6: the step ahead goes on with {ahead.continues} of {sampled}, and computes rows {ahead.rows}"
-    if ahead.num_decode_rows != len(ahead.rows) or ahead.block_copies:
-        yield f"INV-6: the step ahead computes {ahead.num_scheduled} tokens and copies {ahead.block_copies}"
+    num_landing = _num_scheduled(plan, len(snapshot.rows))
+    if [num_landing[row] for row in ahead.rows] != list(ahead.num_in_flight):
+        yield f"INV-6: the step ahead counts {ahead.num_in_flight} tokens in flight of rows {ahead.rows}"
+    if ahead.block_copies or ahead.restore:
+        yield f"INV-6: the step ahead copies {ahead.block_copies} and restores {ahead.restore}"
     ended = [row for row in ahead.rows if snapshot.rows[row].has_ended]
     if ended:
         yield f"INV-6: the step ahead computes rows {ended}, which have ended"
@@ -110,14 +120,23 @@ def _host_copies_of_plan_are_sound(snapshot: SchedulerSnapshot, plan: PlanSnapsh
 
 def _scheduled(snapshot: SchedulerSnapshot) -> list[int]:
     """Tokens that the plans in flight schedule, per row."""
-    scheduled = [0] * len(snapshot.rows)
-    for plan in filter(None, (snapshot.plan, snapshot.plan_ahead)):
+    plans = (_num_scheduled(plan, len(snapshot.rows)) for plan in (snapshot.plan, snapshot.plan_ahead))
+    return [sum(counts) for counts in zip(*plans, strict=True)]
+
+
+def _num_scheduled(plan: PlanSnapshot | None, num_rows: int) -> list[int]:
+    """Tokens that the plan schedules, per row of the batch."""
+    scheduled = [0] * num_rows
+    if plan is not None:
         for row, count in zip(plan.rows, plan.num_scheduled, strict=True):
-            scheduled[row] += count
+            scheduled[row] = count
     return scheduled
 
 
-def _is_in_flight_twice(snapshot: SchedulerSnapshot) -> list[bool]:
-    """Whether both plans in flight have the row."""
-    ahead = () if snapshot.plan_ahead is None else snapshot.plan_ahead.rows
-    return [row in ahead for row in range(len(snapshot.rows))]
+def _num_sampled(plan: PlanSnapshot | None, num_rows: int) -> list[int]:
+    """Tokens that the plan samples, per row of the batch."""
+    sampled = [0] * num_rows
+    if plan is not None:
+        for row, samples in zip(plan.rows, plan.samples, strict=True):
+            sampled[row] = int(samples)
+    return sampled

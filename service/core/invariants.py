@@ -135,8 +135,11 @@ def ended_rows_leave(snapshot: SchedulerSnapshot) -> Iterator[str]:
 
 
 def computed_prompts_are_published(snapshot: SchedulerSnapshot) -> Iterator[str]:
-    """With the prefix cache on, others can share every full block of a prompt that is computed."""
-    if not snapshot.config.prefix_cache:
+    """With the prefix cache on, others can share every full block of a prompt that is computed.
+
+    While a step planned ahead is in flight alone, what the step before it has computed is not published.
+    """
+    if not snapshot.config.prefix_cache or (snapshot.plan is not None and snapshot.plan.num_in_flight):
         return
     for row in snapshot.rows:
         num_full_blocks = min(row.num_computed_tokens, row.num_prompt_tokens) // snapshot.config.block_size

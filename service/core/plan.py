@@ -32,14 +32,17 @@ class StepPlan:
     offload: Int32Array = field(default_factory=lambda: NO_COPIES)
     # [n, 2] (host block, device block) to be copied after that, and before `block_copies`, which may read them
     restore: Int32Array = field(default_factory=lambda: NO_COPIES)
-    # [num_rows] of a step planned ahead, else empty: which sample of the step before is the token that a row computes.
-    # Until that step is committed, the row's `num_computed_tokens` and `num_tokens` are one less than this plan means.
+    # [num_rows] of a step planned ahead, else empty: how many tokens of each row the step before computes. Until that
+    # is committed, the row's `num_computed_tokens` is so many less than this plan means.
+    num_in_flight: Int32Array = field(default_factory=lambda: NO_ROWS)
+    # [num_continuing] of a step planned ahead: its first rows compute a token each that the step before samples, and
+    # this says which sample. Until that step is committed, their `num_tokens` is one less than this plan means.
     continues: Int32Array = field(default_factory=lambda: NO_ROWS)
 
     @property
     def is_ahead(self) -> bool:
         """True when the step before had not been committed as this one was planned."""
-        return len(self.continues) > 0
+        return len(self.num_in_flight) > 0
 
     @property
     def is_decode_only(self) -> bool:

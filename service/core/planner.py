@@ -11,13 +11,14 @@ from service.core.ordering import OrderingPolicy
 from service.core.plan import StepPlan
 from service.core.preemption import choose_victim
 from service.core.reservation import Reservation
+from service.core.roster import Roster
 from service.core.scheduler_config import SchedulerConfig
 from service.core.types import BoolArray, Int32Array, Int64Array
 from service.core.waiting_queue import WaitingQueue
 
 
 class Planner:
-    """Chooses a step's tokens and reserves their blocks. Stateless between steps; used by the Scheduler alone.
+    """Chooses a step's tokens and reserves their blocks. Stateless between steps; used by Scheduler and LookAhead.
 
     1. Every decode row gets its token, and a block when its last one is full. Blocks missing are taken from sequences
        that the policy puts last, decoding or not, where they cost least; see `choose_victim`.
@@ -51,24 +52,49 @@ class Planner:
     def plan(self, step_id: int, reservation: Reservation) -> StepPlan:
         """The step for the present state, which must have work. Its changes are in `reservation`."""
         growing = self._growing_rows(reservation)
-        num_decode_rows = self._batch.num_decode_rows
-        decode_rows = self._batch.first_rows(num_decode_rows)
-        if reservation.preempted_rows:
-            decode_rows = decode_rows[reservation.is_kept(num_decode_rows)]
-        count = len(decode_rows)
-        chunks = self._chunks(step_id, reservation, count, len(growing))
-        if chunks is None or not chunks.rows:
-            assert count, "work exists, so a step exists"
-            reservation.grow_each(growing)
-            return self.decode_plan(step_id, decode_rows, reservation)
-        reservation.grow(growing, chunks.rows, chunks.num_blocks)
-        return self._mixed_plan(step_id, decode_rows, chunks, reservation.copies)
+        roster = self._roster(reservation)
+        chunks, num_spare_blocks = self.offer(roster, len(growing))
+        if chunks is not None:
+            if not reservation.preempted_rows:
+                self._batching.admit(step_id, reservation, roster, chunks, num_spare_blocks)
+            chunks.share()
+        assert len(roster.decode_rows) or (chunks is not None and chunks.rows), "work exists, so a step exists"
+        return self.fill(step_id, reservation, roster, growing, chunks)
 
-    def decode_plan(self, step_id: int, rows: Int32Array, reservation: Reservation) -> StepPlan:
-        """The step in which each of `rows` gets its token, for which `reservation` has taken the blocks."""
-        count = len(rows)
+    def offer(self, roster: Roster, num_growing: int) -> tuple[Chunks | None, int]:
+        """What the prompts of `roster` may share, and the blocks that are left for others while these run.
+
+        `num_growing` blocks go to decode rows. None: no prompt is in progress, and nobody waits who could have a row.
+        """
+        num_free = self._pool.num_free - num_growing
+        is_closed = self._batch.num_rows == self._batch.max_num_seqs or not len(self._queue)
+        if is_closed and not len(roster.prompt_rows):
+            return None, num_free
+        chunks = Chunks(self._config.block_size, self._budget.chunk_tokens(roster), num_free)
+        num_promised = self._continue_prompts(roster, chunks)
+        return chunks, num_free - num_promised - self._config.watermark_blocks
+
+    def fill(
+        self, step_id: int, reservation: Reservation, roster: Roster, growing: Int64Array, chunks: Chunks | None
+    ) -> StepPlan:
+        """The step of the decode rows and `chunks`. Their blocks are taken, one for each of the `growing` rows."""
+        if chunks is not None and chunks.rows:
+            reservation.grow(growing, chunks.rows, chunks.num_blocks)
+            return self._mixed_plan(step_id, roster, chunks, reservation.copies)
+        reservation.grow_each(growing)
+        count = len(roster.decode_rows)
         ones, trues = self._ones[:count], self._trues[:count]
-        return StepPlan(step_id, rows, ones, trues, count, count, *reservation.copies)
+        return StepPlan(step_id, roster.decode_rows, ones, trues, count, count, *reservation.copies)
+
+    def _roster(self, reservation: Reservation) -> Roster:
+        """The rows that have not been preempted."""
+        batch, num_decode_rows = self._batch, self._batch.num_decode_rows
+        rows = batch.first_rows(batch.num_rows)
+        decode_rows, prompt_rows = rows[:num_decode_rows], rows[num_decode_rows:]
+        if reservation.preempted_rows:
+            is_kept = reservation.is_kept(batch.num_rows)
+            decode_rows, prompt_rows = decode_rows[is_kept[:num_decode_rows]], prompt_rows[is_kept[num_decode_rows:]]
+        return Roster(decode_rows, prompt_rows, batch.num_computed_tokens)
 
     def _growing_rows(self, reservation: Reservation) -> Int64Array:
         """The decode rows that need a block; others are preempted until there are as many."""
@@ -84,46 +110,23 @@ class Planner:
             rows = rows[rows != victim]
         return rows
 
-    def _chunks(
-        self, step_id: int, reservation: Reservation, num_decode_tokens: int, num_growing: int
-    ) -> Chunks | None:
-        """Every chunk, of prompts in progress and of those admitted now; None: no prompts.
-
-        They leave `num_growing` blocks to decode rows.
-        """
-        batch = self._batch
-        if batch.num_decode_rows == batch.num_rows and (batch.num_rows == batch.max_num_seqs or not len(self._queue)):
-            return None
-        num_free = self._pool.num_free - num_growing
-        chunks = Chunks(self._config.block_size, self._budget.chunk_tokens(num_decode_tokens, batch), num_free)
-        num_promised = self._continue_prompts(reservation, chunks)
-        if not reservation.preempted_rows:
-            num_spare_blocks = num_free - num_promised - self._config.watermark_blocks
-            self._batching.admit(step_id, reservation, chunks, num_spare_blocks)
-        chunks.share()
-        return chunks
-
-    def _continue_prompts(self, reservation: Reservation, chunks: Chunks) -> int:
+    def _continue_prompts(self, roster: Roster, chunks: Chunks) -> int:
         """Let admitted prompts share. Returns the blocks that these have yet to take, in this step or later."""
-        batch, block_size = self._batch, self._config.block_size
-        first, end = batch.num_decode_rows, batch.num_rows
-        if first == end:
+        batch, block_size, rows = self._batch, self._config.block_size, roster.prompt_rows
+        if not len(rows):
             return 0
-        rows = first + np.flatnonzero(reservation.is_kept(end)[first:])
-        rows = rows[self._policy.standing(batch, rows.astype(np.int32))]
-        left = batch.num_tokens[rows] - batch.num_computed_tokens[rows]
-        slots = batch.num_blocks[rows] * block_size - batch.num_computed_tokens[rows]
+        rows = rows[self._policy.standing(batch, rows)]
+        left = batch.num_tokens[rows] - roster.num_computed_tokens[rows]
+        slots = batch.num_blocks[rows] * block_size - roster.num_computed_tokens[rows]
         columns = (rows, batch.admitted_step[rows], left, slots)
         for row, step_id, num_left, num_slots in zip(*(column.tolist() for column in columns), strict=True):
             chunks.join(row, chunks.turn(step_id, num_left), num_left, num_slots, is_new=False)
         return int(((left - slots + block_size - 1) // block_size).sum())
 
-    def _mixed_plan(
-        self, step_id: int, decode_rows: Int32Array, chunks: Chunks, copies: tuple[Int32Array, ...]
-    ) -> StepPlan:
-        batch, num_decode_rows = self._batch, len(decode_rows)
+    def _mixed_plan(self, step_id: int, roster: Roster, chunks: Chunks, copies: tuple[Int32Array, ...]) -> StepPlan:
+        num_decode_rows = len(roster.decode_rows)
         rows, counts = np.array(chunks.rows, np.int32), np.array(chunks.num_tokens, np.int32)
-        samples = batch.num_computed_tokens[rows] + counts == batch.num_tokens[rows]
+        samples = roster.num_computed_tokens[rows] + counts == self._batch.num_tokens[rows]
         # A prompt of one token is a decode row to the executor.
         is_single = samples & (counts == 1)
         num_single = int(np.count_nonzero(is_single))
@@ -132,7 +135,7 @@ class Planner:
             rows, counts, samples = rows[order], counts[order], samples[order]
         return StepPlan(
             step_id,
-            np.concatenate([decode_rows, rows]),
+            np.concatenate([roster.decode_rows, rows]),
             np.concatenate([self._ones[:num_decode_rows], counts]),
             np.concatenate([self._trues[:num_decode_rows], samples]),
             num_decode_rows + num_single,

@@ -11,7 +11,7 @@ from service.core.block_pool import BlockPool
 from service.core.chain import Chain
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
-from service.core.types import NO_BLOCKS, NULL_BLOCK, Int32Array, Int64Array
+from service.core.types import NO_BLOCKS, NULL_BLOCK, BoolArray, Int32Array, Int64Array
 
 
 class PrefixHit(NamedTuple):
@@ -29,9 +29,10 @@ class PrefixHit(NamedTuple):
 class Prefixes:
     """Looks sequences up in the prefix cache and publishes their blocks. Used by the Scheduler and its parts.
 
-    Blocks of a prompt are published as soon as they are computed, so that requests which run at the same time share
-    them; after a preemption, with what of the output the same chunk has computed again. Blocks that decoding fills are
-    published when the sequence gives them up: most are never asked for, and a running sequence shares them with nobody.
+    Blocks of a prompt are published as soon as they are computed and nothing is in flight, so that requests which run
+    at the same time share them; after a preemption, with what of the output the same chunk has computed again. Blocks
+    that decoding fills are published when the sequence gives them up: most are never asked for, and a running sequence
+    shares them with nobody.
     With the cache off, nothing is found and nothing published.
     """
 
@@ -44,6 +45,7 @@ class Prefixes:
         self._batch = batch
         self._pool = pool
         self._sequences = sequences
+        self._computed_rows: list[Int32Array] = []  # of prompts, by steps that have landed; not yet published
 
     def find(self, sequence: Sequence, max_needed_blocks: int) -> PrefixHit | None:
         """The prompt of the sequence that this one is a fork of, or else the longest cached prefix.
@@ -107,25 +109,37 @@ class Prefixes:
             copied_block=int(table[num_blocks]) if num_copied else NULL_BLOCK,
         )
 
-    def prompts_among(self, rows: Int32Array, computed: Rows) -> Int32Array:
-        """Those of `rows` whose prompt is not all computed. `computed` are the same, as a slice if they are one."""
-        batch = self._batch
-        is_prompt = batch.num_computed_tokens[computed] < batch.num_prompt_tokens[computed]
-        return rows[is_prompt]
+    def note_computed(self, rows: Int32Array, computed: Rows) -> None:
+        """A step of `rows` lands: what it computes of prompts will be published. `computed`: a slice, if they are one.
 
-    def publish_step(self, prompt_rows: Int32Array, finished_rows: Int32Array, failed_rows: Int32Array) -> None:
-        """Publish what a step has computed of prompts, and what its finished rows hold.
-
-        `prompt_rows` took part in it, and were `prompts_among` its rows before. What a failed sequence computed is not
-        to be trusted.
+        The rows stay where they are until that is done.
         """
-        if not len(prompt_rows) and not len(finished_rows):
+        prompt_rows = rows[self._are_prompts(computed)]
+        if len(prompt_rows):
+            self._computed_rows.append(prompt_rows)
+
+    def is_published(self, rows: Int32Array) -> bool:
+        """Whether nothing is left to publish, not even when a step of `rows` has landed."""
+        return not self._is_on or not (self._computed_rows or self._are_prompts(self._batch.as_slice(rows)).any())
+
+    def publish_steps(self, finished_rows: Int32Array, failed_rows: Int32Array) -> None:
+        """Publish what steps have computed of prompts, and what finished rows hold.
+
+        What a failed sequence computed is not to be trusted.
+        """
+        if not self._computed_rows and not len(finished_rows):
             return
         is_to_publish = np.zeros(self._batch.num_rows, np.bool_)  # a row may be in all three
-        is_to_publish[prompt_rows] = True
+        for prompt_rows in self._computed_rows:
+            is_to_publish[prompt_rows] = True
+        self._computed_rows.clear()
         is_to_publish[finished_rows] = True
         is_to_publish[failed_rows] = False
         self.publish(np.flatnonzero(is_to_publish))
+
+    def _are_prompts(self, rows: Rows) -> BoolArray:
+        """Which of `rows` have more of their prompts to compute: bool[number of rows]."""
+        return self._batch.num_computed_tokens[rows] < self._batch.num_prompt_tokens[rows]
 
     def publish(self, rows: Int32Array | Int64Array) -> None:
         """Publish every full block of `rows` that is computed."""

@@ -200,7 +200,8 @@ class Reservation:
             batch.num_blocks[row] = kept
             batch.num_published_blocks[row] = min(kept, int(batch.num_published_blocks[row]))
         self._drop(taken, np.unique([*overwritten_host_blocks.tolist(), *self._inherited_host]).astype(np.int32))
-        batch.arrange(np.ones(batch.num_rows, np.bool_))
+        if self.preempted_rows:
+            batch.arrange(np.ones(batch.num_rows, np.bool_))
 
     def _drop(self, blocks: Int32Array, host_blocks: Int32Array) -> None:
         if self._pool.host is not None:

@@ -21,7 +21,7 @@ from service.core.snapshot import SchedulerCounters, SchedulerSnapshot, take_sna
 from service.core.step_time import load_of
 from service.core.step_timer import StepTimer
 from service.core.stop import finish_reasons
-from service.core.types import FinishReason, Int8Array, Int32Array, Request, StepDelta, StepResult
+from service.core.types import FinishReason, Int8Array, Request, StepDelta, StepResult
 
 __all__ = ["Scheduler", "SchedulerConfig", "SchedulerCounters"]
 
@@ -49,7 +49,9 @@ class Scheduler:
         state = (self._batch, self._pool, self._queue)
         self._planner = Planner(config, state, self._policy, budget, self._batching)
         self._ended = EndedRows(self._batch)
-        self._look_ahead = LookAhead(config, state, self._prefixes, self._planner, self._batching, self._ended)
+        self._look_ahead = LookAhead(
+            config, (*state, self._live.forks), self._prefixes, self._planner, self._batching, self._ended
+        )
         self._flights: list[Flight] = []  # two at most, the earlier step first
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
         self._last_plan_ns = 0
@@ -138,14 +140,16 @@ class Scheduler:
     def plan_ahead(self, now_ns: int) -> StepPlan | None:
         """Choose the step after the one in flight, which alone is in flight, before its tokens are known.
 
-        It goes on with that one's rows, a token each: see `LookAhead`. None when anything else is to happen first, or
-        in its stead. The earlier step is committed first; if it is to be aborted, this one is before it.
+        It goes on with that one's rows: see `LookAhead`. None when anything else is to happen first, or in its stead.
+        The earlier step is committed first; if it is to be aborted, this one is before it.
         """
         (landing,) = self._flights
         self._timer.go_on(now_ns)
-        if self._cancelled_in_flight or landing.reservation.admissions or landing.reservation.preempted_rows:
+        if self._cancelled_in_flight or landing.reservation.preempted_rows:
             return None
-        if self._deadlines.has_due(now_ns):
+        # What the plan in flight admits may have to wait on, and its time in the queue counts then.
+        has_due = self._deadlines.may_have_due if landing.reservation.admissions else self._deadlines.has_due
+        if has_due(now_ns):
             return None
         found = self._look_ahead.plan(self._num_steps + 1, landing.plan)
         if found is None:
@@ -168,7 +172,7 @@ class Scheduler:
         plan, result = self._ended.live_part(plan, result)
         if plan is not dispatched:
             computed = batch.as_slice(plan.rows)
-        prompt_rows = self._prefixes.prompts_among(plan.rows, computed)
+        self._prefixes.note_computed(plan.rows, computed)
         batch.num_computed_tokens[computed] += plan.num_scheduled
         rows, reasons = self._append(plan, computed, result)
         seq_ids = batch.seq_ids[rows].copy()
@@ -176,7 +180,7 @@ class Scheduler:
         cached = self._live.count_admissions(flight.reservation.admissions)
         delta = flight.delta(seq_ids, reasons, result, self._cancelled_in_flight, cached)
         if not self._flights:
-            self._settle(flight, prompt_rows)
+            self._settle(flight)
         self._num_steps += 1
         self._timer.land(load, round(self.config.host_block_ns * (len(plan.offload) + len(plan.restore))))
         if not self.has_work:
@@ -202,7 +206,7 @@ class Scheduler:
         if has_written:
             flight.reservation.drop_overwritten(self.config.block_size, plan.offload[:, 1])
         if plan.is_ahead:  # the step before was committed, and has not been settled
-            self._settle(flight, NO_ROWS)
+            self._settle(flight)
         for seq_id in self._cancelled_in_flight:  # one by one: as if no plan had been in flight
             if not self._live.end_waiting(seq_id):
                 self._live.end_running(seq_id)
@@ -234,12 +238,12 @@ class Scheduler:
         self._ended.keep(sampled_rows, reasons)
         return rows, reasons
 
-    def _settle(self, flight: Flight, prompt_rows: Int32Array) -> None:
+    def _settle(self, flight: Flight) -> None:
         """Publish, remove the rows that ended, requeue the preempted ones, and put the rest in order."""
         batch, preempted = self._batch, flight.reservation.preempted
         may_leave = self._ended and self._batching.may_leave()
         finished_rows, failed_rows = self._ended.rows() if may_leave else (NO_ROWS, NO_ROWS)
-        self._prefixes.publish_step(prompt_rows, finished_rows, failed_rows)
+        self._prefixes.publish_steps(finished_rows, failed_rows)
         has_events = len(finished_rows) or self._cancelled_in_flight or preempted
         if not has_events and batch.num_decode_rows == batch.num_rows:
             return

@@ -72,6 +72,7 @@ class PlanSnapshot:
     block_copies: tuple[tuple[int, int], ...]  # (source, target)
     offload: tuple[tuple[int, int], ...]  # (device block, host block)
     restore: tuple[tuple[int, int], ...]  # (host block, device block)
+    num_in_flight: tuple[int, ...]  # tokens of each row that the step before computes; empty: not planned ahead
     continues: tuple[int, ...]  # samples of the step before
 
 
@@ -160,6 +161,7 @@ def _plan_snapshot(plan: StepPlan) -> PlanSnapshot:
         block_copies=_pairs(plan.block_copies),
         offload=_pairs(plan.offload),
         restore=_pairs(plan.restore),
+        num_in_flight=tuple(plan.num_in_flight.tolist()),
         continues=tuple(plan.continues.tolist()),
     )
 

@@ -11,6 +11,7 @@ from service.core.batch_state import BatchState
 from service.core.chunks import Chunks
 from service.core.prefixes import PrefixHit
 from service.core.reservation import Reservation
+from service.core.roster import Roster
 from service.core.scheduler_config import SchedulerConfig
 from service.core.types import NO_BLOCKS
 from service.core.waiting_queue import WaitingQueue
@@ -36,6 +37,7 @@ class StaticBatching:
         self,
         step_id: int,
         reservation: Reservation,
+        roster: Roster,  # noqa: ARG002
         chunks: Chunks,
         num_spare_blocks: int,  # noqa: ARG002
     ) -> None:
@@ -56,7 +58,14 @@ class StaticBatching:
             batch.admitted_step[row] = step_id
             chunks.join(row, step_id, num_tokens, 0, is_new=False)
 
-    def may_go_on(self, step_id: int, num_decode_rows: int, num_free_blocks: int) -> bool:  # noqa: ARG002
+    def may_go_on(
+        self,
+        step_id: int,  # noqa: ARG002
+        chunks: Chunks | None,  # noqa: ARG002
+        num_spare_blocks: int,  # noqa: ARG002
+        *,
+        is_published: bool,  # noqa: ARG002
+    ) -> bool:
         """Never: rows that have ended compute on, and nobody compares how fast that is."""
         return False
 

@@ -72,17 +72,17 @@ class Sampler:
         self._rare: list[tuple[int, int]] = []  # (place in `params`, features) of sequences that have any
         self._seen: dict[int, SeenTokens] = {}  # by seq_id, of sequences whose logits are edited
 
-    def prepare(self, batch: BatchState, rows: Int32Array, *, is_ahead: bool = False) -> SamplingJob:
+    def prepare(self, batch: BatchState, rows: Int32Array, num_continuing: int = 0) -> SamplingJob:
         """Gather the parameters of `rows`, the rows of `batch` that sample, in the order of their logits.
 
-        With `is_ahead` each has a token more than the batch knows; then none may have a penalty, which depends on it.
+        The first `num_continuing` have a token more than the batch knows: none of them may have a penalty, which
+        depends on it.
         """
         if batch is not self._batch:
             self._forget(batch)
         num_rows = len(rows)
         position = batch.num_tokens.take(rows, out=self.params.position[:num_rows], mode="clip")
-        if is_ahead:
-            position += 1
+        position[:num_continuing] += 1
         seq_ids = batch.seq_ids[rows]
         if not np.array_equal(seq_ids, self._last_seq_ids):
             self._gather(batch, rows)
@@ -99,7 +99,8 @@ class Sampler:
             assert sampling is not None, "only rows with parameters have features"
             if features_here & _EDITED:
                 seen = self._seen[int(seq_ids[index])]
-                job.edits[index] = LogitEdit.of(batch, row, sampling, seen, num_ahead=int(is_ahead))
+                num_ahead = int(index < num_continuing)
+                job.edits[index] = LogitEdit.of(batch, row, sampling, seen, num_ahead=num_ahead)
             if features_here & _WITH_LOGPROBS:
                 job.num_logprobs[index] = sampling.num_logprobs
         return job

@@ -60,17 +60,22 @@ class SimulatedExecutor:
         """Write the step's tokens into their slots and choose the next ones."""
         self._copy_blocks(plan)
         continued = self._sampled[plan.continues]
-        starts = batch.num_computed_tokens[plan.rows] + plan.is_ahead
+        starts = batch.num_computed_tokens[plan.rows]
+        if plan.is_ahead:
+            starts += plan.num_in_flight
         work = zip(plan.rows.tolist(), starts.tolist(), plan.num_scheduled.tolist(), strict=True)
         for index, (row, start, count) in enumerate(work):
-            tokens = batch.token_ids[row, : start + count]
-            self._compute(batch, row, start, np.append(tokens[:-1], continued[index]) if plan.is_ahead else tokens)
+            tokens = batch.token_ids[row, : start + count].copy()
+            tokens[-1:] = continued[index : index + 1] if index < len(continued) else tokens[-1:]
+            self._compute(batch, row, start, tokens)
         if self._step_ns is not None:
             num_copies = len(plan.offload) + len(plan.restore)
             self.elapsed_ns += self._step_ns(plan) + round(num_copies * self.limits.host_block_ns)
         sampled = plan.rows[plan.samples]
-        positions = batch.num_tokens[sampled] + plan.is_ahead
-        last_tokens = continued if plan.is_ahead else batch.token_ids[sampled, positions - 1]
+        positions = batch.num_tokens[sampled]
+        last_tokens = batch.token_ids[sampled, positions - 1]
+        positions[: len(continued)] += 1
+        last_tokens[: len(continued)] = continued
         self._sampled = toy_tokens(last_tokens, positions, self._vocab_size)
         return SimulatedStep(StepResult(token_ids=self._sampled), can_continue=self._can_continue)
 

@@ -60,8 +60,9 @@ class StepInputBuffers:
     def fill(self, plan: StepPlan, batch: BatchState, table: Int32Array | None = None) -> StepInputs:
         """Compute the inputs of `plan`. The plan must keep the limits that the buffers were made for.
 
-        The block table, which may have megabytes, goes to the flat memory `table` if there is one. Rows of `min_rows`
-        that the plan does not have follow its own: their tokens write no KV, their logits are twins.
+        The block table, which may have megabytes, goes to the flat memory `table` if there is one. Tokens with which a
+        step planned ahead continues are not known: whatever is in their places. Rows of `min_rows` that the plan does
+        not have follow its own: their tokens write no KV, their logits are twins.
         """
         fill = self._fill_decode if plan.is_decode_only else self._fill_mixed
         inputs = fill(plan, batch, self._block_table if table is None else table)
@@ -95,6 +96,8 @@ class StepInputBuffers:
     def _fill_mixed(self, plan: StepPlan, batch: BatchState, table: Int32Array) -> StepInputs:
         num_rows, num_tokens = len(plan.rows), plan.num_tokens
         num_computed = batch.num_computed_tokens[plan.rows]
+        if plan.is_ahead:
+            num_computed += plan.num_in_flight
         context_lens = np.add(num_computed, plan.num_scheduled, out=self._context_lens[:num_rows])
         cu_seqlens = self._cu_seqlens[: num_rows + 1]
         cu_seqlens[0] = 0
@@ -118,14 +121,11 @@ class StepInputBuffers:
         )
 
     def _fill_decode(self, plan: StepPlan, batch: BatchState, table: Int32Array) -> StepInputs:
-        """The same for one token per row, all sampled. Most steps are this: every call into numpy counts, cold.
-
-        The tokens of a step planned ahead are not known: whatever is in their places.
-        """
+        """The same for one token per row, all sampled. Most steps are this: every call into numpy counts, cold."""
         rows, num_rows = plan.rows, len(plan.rows)
         positions = batch.num_computed_tokens.take(rows, out=self._positions[:num_rows], mode="clip")
         if plan.is_ahead:
-            positions += 1
+            positions += plan.num_in_flight
         context_lens = np.add(positions, 1, out=self._context_lens[:num_rows])
         cu_seqlens, logit_indices = self._cu_seqlens[: num_rows + 1], self._logit_indices[:num_rows]
         cu_seqlens[:] = self._counting[: num_rows + 1]

@@ -46,8 +46,7 @@ class HostDevice:
     def drain(self) -> None:
         """Let all that was enqueued happen."""
         assert not self.is_closed
-        while self._queue:
-            self._queue.popleft()()
+        self._run_while(lambda: bool(self._queue))
 
     def mark(self, number: int) -> None:
         assert number < NUM_MARKS and number not in self._marks_ahead, "a step's mark was taken before it was reached"
@@ -57,8 +56,7 @@ class HostDevice:
     def wait_for(self, number: int) -> None:
         self.events.append("wait")
         self._fail_if_broken("wait")
-        while number in self._marks_ahead:
-            self._queue.popleft()()
+        self._run_while(lambda: number in self._marks_ahead)
 
     def wait(self) -> None:
         self.events.append("wait")
@@ -170,6 +168,17 @@ class HostDevice:
         self.num_allocations += 1
         if self.num_allocations - 1 == self.refused_allocation:
             raise ConfigError(f"{num_bytes:,} bytes of memory are not free")
+
+    def _run_while(self, is_on: Callable[[], bool]) -> None:
+        """Let what was enqueued happen, in order. The first error is told when it has."""
+        errors: list[ExecutorError] = []
+        while is_on():
+            try:
+                self._queue.popleft()()
+            except ExecutorError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _fail_if_broken(self, call: str) -> None:
         if call in self.broken:

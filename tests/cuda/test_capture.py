@@ -135,9 +135,8 @@ def test_half_of_an_odd_step_is_the_larger_one_and_rows_bound_its_sequences() ->
 def test_a_replay_that_fails_is_a_failed_step(host_executor) -> None:
     made = host_executor(capture_buckets=BUCKETS, capture="lazy")
     run_ids(made, 5)
-    made.kernels.kernels = None
-    made.executor._runner._decode_step.rope_kv_write.function = 99
-    with pytest.raises(ExecutorError, match="CUDA error 400"):
+    made.device.broken = {"replay"}
+    with pytest.raises(ExecutorError, match="replay failed: CUDA error 700"):
         run_ids(made, 5)
     assert [2] == made.session.run_ids
 

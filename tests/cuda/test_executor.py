@@ -162,7 +162,7 @@ def test_a_failed_launch_is_an_executor_error_and_the_next_step_runs(host_execut
     function = made.executor._runner._decode_step.attn_decode.function
     made.executor._runner._decode_step.attn_decode.function = 99
     with pytest.raises(ExecutorError, match="attn_decode cannot be launched: CUDA error 400"):
-        made.executor.dispatch(plan, batch)
+        made.executor.dispatch(plan, batch).wait()
     made.executor._runner._decode_step.attn_decode.function = function
     assert good.tolist() == made.executor.dispatch(plan, batch).wait().token_ids.tolist()
 

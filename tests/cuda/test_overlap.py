@@ -26,7 +26,7 @@ def ahead_of(plan: StepPlan, batch: BatchState, continues: list[int]) -> StepPla
     """A step of some rows of `plan`, as the scheduler makes it."""
     places, count = np.array(continues, np.int32), len(continues)
     ones, trues = np.ones(count, np.int32), np.ones(count, np.bool_)
-    return StepPlan(1, plan.rows[places], ones, trues, count, count, continues=places)
+    return StepPlan(1, plan.rows[places], ones, trues, count, count, num_in_flight=ones, continues=places)
 
 
 def land(batch: BatchState, rows: np.ndarray, token_ids: np.ndarray) -> None:
@@ -161,8 +161,11 @@ def test_a_step_ahead_follows_a_step_that_it_can_go_on_with_or_is_refused(made, 
         made.executor.dispatch(ahead, batch)
     assert first.can_continue and second.can_continue
     assert 2 == len(first.wait().token_ids) == len(second.wait().token_ids)
-    eager = host_executor(capture="off")
-    assert not eager.executor.dispatch(*decode_plan(eager, [3])).can_continue
+    lazy = host_executor(capture="lazy")
+    for can_continue in (False, True):
+        step = lazy.executor.dispatch(*decode_plan(lazy, [3]))
+        assert step.can_continue == can_continue, "the first one captures"
+        step.wait()
 
 
 @pytest.mark.parametrize("broken", ["copy_in", "copy_within", "replay", "copy_out", "mark"])

@@ -112,5 +112,5 @@ def test_a_fault_in_a_kernel_is_a_failed_step(host_executor, kernels) -> None:
     made = host_executor(kernels, capture="off")
     made.executor._runner._decode_step.attn_decode.block_threads = 96
     with pytest.raises(ExecutorError, match="attn_decode cannot be launched: CUDA error"):
-        made.executor.dispatch(*decode_plan(made, [5]))
+        made.executor.dispatch(*decode_plan(made, [5])).wait()
     assert kernels.failure != ""

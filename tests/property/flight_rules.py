@@ -22,6 +22,7 @@ class Flight:
     staged: StagedStep
     shadow: Scheduler | None
     shadow_plan: StepPlan | None = None  # what is in flight in the shadow, if anything
+    num_free_blocks: int = 0  # before that
     is_undisturbed: bool = True  # nobody has come or gone since
 
 
@@ -44,6 +45,8 @@ class FlightRules(RuleBasedStateMachine):
         self.ns_per_finish = 1_000_000  # by which time passes
         self.num_ahead = 0  # steps that were planned ahead
         self.num_over_ended = 0  # of them, while a row that had ended kept its place
+        self.num_ahead_of_chunks = 0  # of them, while a step with chunks was in flight
+        self.num_chunks_ahead = 0  # of them, with chunks themselves
 
     def shadows(self) -> list[Scheduler]:
         """The copies that must see what happens to the scheduler."""
@@ -104,18 +107,21 @@ class FlightRules(RuleBasedStateMachine):
         self.num_ahead += 1
         self._check_ahead(before, plan)
         staged = self.executor.stage(plan, self.scheduler.batch, landing.staged)
-        self.flights.append(Flight(plan, staged, shadow, shadow_plan))
+        self.flights.append(Flight(plan, staged, shadow, shadow_plan, before.counters.num_free_blocks))
 
     def _check_ahead(self, before: SchedulerSnapshot, plan: StepPlan) -> None:
         """Nobody who waits could have been admitted instead, and nobody is computed who has reached an end."""
         config = self.config
         assert plan.is_ahead and config.batching == "continuous" and not before.cancelled_in_flight
-        for row in plan.rows.tolist():
+        self.num_ahead_of_chunks += before.plan is not None and before.plan.num_decode_rows < len(before.plan.rows)
+        self.num_chunks_ahead += not plan.is_decode_only
+        for row in plan.rows[: len(plan.continues)].tolist():
             sequence = before.rows[row]
             sampling = self.requests[sequence.seq_id].sampling
             num_output = len(sequence.token_ids) + 1 - sequence.num_prompt_tokens
             assert num_output < sampling.max_tokens and len(sequence.token_ids) + 1 < config.max_model_len
-            assert sequence.seq_id not in self.reasons and sequence.seq_id not in self.cancelled
+        seq_ids = {before.rows[row].seq_id for row in plan.rows.tolist()}
+        assert seq_ids.isdisjoint(self.reasons) and seq_ids.isdisjoint(self.cancelled)
         num_ended = sum(row.has_ended for row in before.rows)
         self.num_over_ended += num_ended > 0
         assert num_ended * 8 <= len(before.rows) and not (num_ended and before.queue)
@@ -140,7 +146,8 @@ class FlightRules(RuleBasedStateMachine):
     def _check_choice(self, ahead: Flight, delta: StepDelta) -> None:
         """With the step before it landed, `plan` would have chosen the same, unless that has ended somebody.
 
-        Under the fair policy, what it has charged may let another sequence go first.
+        Under the fair policy, what it has charged may let another sequence go first; and prompts that turn out to be
+        alike leave blocks to others.
         """
         seq_ids = set(self.scheduler.batch.seq_ids[ahead.plan.rows].tolist())
         ended = delta.seq_ids[delta.finish_reasons != FinishReason.NONE].tolist()
@@ -149,8 +156,15 @@ class FlightRules(RuleBasedStateMachine):
             return
         other = twin(ahead.shadow)[0]
         plan = other.plan(self.step_ns)
-        assert plan is not None and plan.is_decode_only
-        assert seq_ids == set(other.batch.seq_ids[plan.rows].tolist())
+        assert plan is not None
+        assert seq_ids.issubset(other.batch.seq_ids[plan.rows].tolist())
+        if ahead.shadow.counters.num_free_blocks == ahead.num_free_blocks:
+            assert self._shares(other, plan) == self._shares(self.scheduler, ahead.plan)
+
+    def _shares(self, scheduler: Scheduler, plan: StepPlan) -> dict[int, tuple[int, bool]]:
+        """seq_id -> tokens of the step, and whether it samples."""
+        shares = zip(plan.num_scheduled.tolist(), plan.samples.tolist(), strict=True)
+        return dict(zip(scheduler.batch.seq_ids[plan.rows].tolist(), shares, strict=True))
 
     def _run_flights(self) -> None:
         for flight in self.flights:

@@ -93,16 +93,19 @@ class ToyExecutor:
 
     def stage(self, plan: StepPlan, batch: BatchState, before: "StagedStep | None" = None) -> "StagedStep":
         """Read all that a step needs. `before` is the step that a step planned ahead goes on with."""
-        is_ahead = len(plan.continues) > 0
+        num_continuing = len(plan.continues)
+        num_in_flight = plan.num_in_flight if plan.is_ahead else np.zeros_like(plan.rows)
         rows = []
         for index, (row, count, samples) in enumerate(zip(plan.rows, plan.num_scheduled, plan.samples, strict=True)):
-            start = int(batch.num_computed_tokens[row]) + is_ahead
+            start = int(batch.num_computed_tokens[row] + num_in_flight[index])
             positions = np.arange(start + count)
             slots = batch.block_table[row, positions // self.block_size] * self.block_size
             slots += positions % self.block_size
             assert slots.min() >= self.block_size, "the null block is never written by a live sequence"
-            tokens = batch.token_ids[row, : start + count - is_ahead].tolist()
-            continued = int(plan.continues[index]) if is_ahead else None
+            is_continuing = index < num_continuing
+            tokens = batch.token_ids[row, : start + count - is_continuing].tolist()
+            assert len(tokens) <= batch.num_tokens[row], "what is not known is sampled by the step before"
+            continued = int(plan.continues[index]) if is_continuing else None
             rows.append(StagedRow(slots, start, tokens, continued, int(batch.seed[row]), bool(samples)))
         copies = (plan.offload.tolist(), plan.restore.tolist(), plan.block_copies.tolist())
         return StagedStep(*copies, rows, before)

@@ -130,6 +130,18 @@ def test_a_sequence_that_finds_no_seat_holds_nothing_up_and_one_that_fits_does()
     assert roomy.plan_ahead(0) is None
 
 
+def test_a_row_that_the_step_in_flight_ends_by_length_goes_to_who_waits() -> None:
+    scheduler = make(max_num_seqs=2)
+    for seq_id, max_tokens in ((1, 9), (2, 2)):
+        add(scheduler, seq_id, 3, max_tokens)
+    step(scheduler)
+    first = scheduler.plan(0)
+    add(scheduler, 3, 3)
+    assert scheduler.plan_ahead(0) is None
+    commit(scheduler, first)
+    assert [(1, 1, True), (3, 3, True)] == scheduled(scheduler, scheduler.plan(0))
+
+
 def test_a_sequence_whose_blocks_are_not_there_holds_nothing_up() -> None:
     """Eleven blocks: four rows hold two each, and the one that waits needs seven."""
     scheduler = decoding(4, max_num_seqs=5, max_num_batched_tokens=30, num_blocks=12, watermark_fraction=0.0)
@@ -148,17 +160,7 @@ def test_a_step_that_would_have_to_preempt_is_not_planned_ahead() -> None:
     assert scheduler.plan_ahead(0) is None
 
 
-def test_prompts_cancels_and_deadlines_are_looked_after_first() -> None:
-    chunked = make(max_num_batched_tokens=6)
-    add(chunked, 1, 3)
-    add(chunked, 2, 20)
-    chunked.plan(0)
-    assert chunked.plan_ahead(0) is None, "the step in flight computes a chunk"
-    last_token = make(max_num_batched_tokens=4)
-    add(last_token, 1, 5)
-    step(last_token)
-    last_token.plan(0)
-    assert last_token.plan_ahead(0) is None, "a prompt's last token is computed"
+def test_cancels_and_deadlines_are_looked_after_first() -> None:
     cancelled = decoding(2)
     cancelled.plan(0)
     cancelled.cancel(100)

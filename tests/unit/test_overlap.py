@@ -167,9 +167,9 @@ class Run:
         return self.watcher.tokens
 
 
-@pytest.mark.parametrize(("can_continue", "expected_ns"), [(False, 13 + 7 * 13), (True, 13 + 3 + 7 * 10)])
-def test_the_host_s_share_of_decode_steps_costs_no_time(can_continue: bool, expected_ns: int) -> None:
-    """A prompt's step and seven more: 13 ns each, or 13 and then the device's 10 back to back."""
+@pytest.mark.parametrize(("can_continue", "expected_ns"), [(False, 8 * 13), (True, 3 + 8 * 10)])
+def test_the_host_s_share_of_steps_costs_no_time(can_continue: bool, expected_ns: int) -> None:
+    """A prompt's step and seven more: 13 ns each, or 3 and then the device's 10 back to back."""
 
     async def main() -> None:
         run = Run(can_continue=can_continue)
@@ -188,7 +188,7 @@ def test_each_step_is_waited_for_once_behind_the_dispatch_of_the_next() -> None:
         run = Run()
         run.submit(PROMPT, 6)
         run.outputs()
-        assert "".join(run.device.events) == "dw" + "da" + "wa" * 3 + "ww"
+        assert "".join(run.device.events) == "da" + "wa" * 4 + "ww"
 
     run_async(main())
 
@@ -197,7 +197,7 @@ def test_each_step_is_waited_for_once_behind_the_dispatch_of_the_next() -> None:
     ("can_continue", "expected"),
     [
         (False, ["dwd", "dwdwd", "dwdwdwd", "dwdwdwdw"]),
-        (True, ["dwda", "dwdawa", "dwdawaw", "dwdawaww"]),
+        (True, ["dawa", "dawawa", "dawawaw", "dawawaww"]),
     ],
 )
 def test_tokens_are_published_when_the_next_steps_are_on_their_way(can_continue: bool, expected: list[str]) -> None:
@@ -221,7 +221,7 @@ def test_tokens_are_published_before_the_pause_of_a_step_that_failed() -> None:
     run_async(main())
 
 
-@pytest.mark.parametrize(("can_continue", "expected"), [(False, ["dwD"]), (True, ["dwdD", "dwdDw"])])
+@pytest.mark.parametrize(("can_continue", "expected"), [(False, ["dwD"]), (True, ["dawD", "dawDw"])])
 def test_tokens_of_steps_that_landed_are_published_when_the_device_breaks(
     can_continue: bool, expected: list[str]
 ) -> None:
@@ -262,8 +262,8 @@ def test_a_stop_token_ends_its_sequence_at_once_though_the_next_step_runs() -> N
         assert expected[4] not in expected[:4]
         run.submit(PROMPT, 20, stop_token_ids=(expected[4],))
         assert {1: expected[:5]} == run.outputs()
-        # Tokens 2 to 5 take a step each, and the one that follows the last was on its way.
-        assert "".join(run.device.events) == "dw" + "da" + "wa" * 3 + "ww"
+        # Each token takes a step, and the one that follows the last was on its way.
+        assert "".join(run.device.events) == "da" + "wa" * 4 + "ww"
         assert run.watcher.reasons == [(1, FinishReason.STOP)]
         assert run.scheduler.counters.totals.num_finished == 1
 
@@ -278,7 +278,7 @@ def test_a_request_that_comes_while_steps_overlap_is_admitted_when_both_have_lan
         outputs = run.outputs()
         assert outputs == {1: toy_output(PROMPT, 8), 2: toy_output([7, 8, 9, 10], 4)}
         # Step 2 is under way when the request comes; the next plan admits it.
-        assert "".join(run.device.events).startswith("dw" + "da" + "ww" + "dw" + "da")
+        assert "".join(run.device.events).startswith("da" + "wa" + "ww" + "da")
 
     run_async(main())
 
@@ -304,8 +304,8 @@ def test_a_deadline_ends_the_overlap_and_the_sequence() -> None:
         run.submit([7, 8], 12)
         outputs = run.outputs()
         assert outputs[2] == toy_output([7, 8], 12)
-        # The prompts take 13 ns, and tokens 10 each after 3 more: the fifth is there after 56 ns, when the step of the
-        # seventh is planned, and the sixth after 66 ns, when none is planned ahead any more.
+        # The prompts take 13 ns, and each token after that 10: the fifth is there after 53 ns, when the step of the
+        # seventh is planned, and the sixth after 63 ns, when none is planned ahead any more.
         assert outputs[1] == toy_output(PROMPT, 7)
         assert run.watcher.reasons == [(2, FinishReason.LENGTH)]
 
@@ -318,7 +318,7 @@ def test_a_closed_inbox_lets_both_steps_in_flight_land() -> None:
         run.submit(PROMPT, 50)
         run.device.hooks[4] = run.inbox.close
         run.loop.run()
-        assert "".join(run.device.events) == "dw" + "da" + "wa" * 2 + "ww"
+        assert "".join(run.device.events) == "da" + "wa" * 3 + "ww"
         assert run.scheduler.snapshot().plan is None
         assert run.scheduler.batch.num_tokens[0] == len(PROMPT) + 5
 
@@ -365,10 +365,10 @@ def test_retries_of_overlapping_steps_are_bounded() -> None:
 
 
 def test_a_step_that_cannot_follow_ends_the_overlap_for_a_pause_and_such_pauses_are_bounded() -> None:
-    """A step takes 13 ns. The first one ahead fails at 20 ns, the next at 124, after one tried no earlier than 120.
+    """A step takes 13 ns. The first one ahead fails at 7 ns, the next is tried no earlier than 107, and fails at 111.
 
-    That one is tried when the eighth step since is dispatched, at 121 ns; the last one no earlier than 324, with the
-    sixteenth since, at 329.
+    That one is tried when the eighth step since is dispatched, at 108 ns; the last one no earlier than 311, with the
+    sixteenth since, at 316.
     """
 
     async def main() -> None:
@@ -378,23 +378,23 @@ def test_a_step_that_cannot_follow_ends_the_overlap_for_a_pause_and_such_pauses_
         run.device.ahead_error = PASSING
         with pytest.raises(ExecutorError, match="passing"):
             run.loop.run()
-        assert "".join(run.device.events) == "dw" + "dDw" + "dw" * 7 + "dDw" + "dw" * 15 + "dDw"
+        assert "".join(run.device.events) == "dDw" + "dw" * 7 + "dDw" + "dw" * 15 + "dDw"
         assert [will_retry for _, will_retry in run.watcher.failed_steps] == [True, True, False]
-        assert run.watcher.tokens == {1: toy_output(PROMPT, 26)}
+        assert run.watcher.tokens == {1: toy_output(PROMPT, 25)}
 
     run_async(main())
 
 
 def test_a_step_ahead_that_lands_after_another_could_not_follow_does_not_end_the_pause() -> None:
-    """The second step ahead fails at 30 ns, the first lands at 37; steps of 13 ns follow, until one of 131 ns."""
+    """The second step ahead fails at 17 ns, the first lands at 24; steps of 13 ns follow, until one of 118 ns."""
 
     async def main() -> None:
         run = Run(settings=EngineSettings(retry_pause_s=1e-7))
         run.clock.time_ns = 1
         run.submit(PROMPT, 20)
-        run.device.dispatch_errors = {3: PASSING}
+        run.device.dispatch_errors = {2: PASSING}
         assert run.outputs() == {1: toy_output(PROMPT, 20)}
-        assert "".join(run.device.events).startswith("dw" + "da" + "wDw" + "dw" * 7 + "da" + "wa")
+        assert "".join(run.device.events).startswith("da" + "wDw" + "dw" * 7 + "da" + "wa")
 
     run_async(main())
 
@@ -414,9 +414,9 @@ def test_a_step_that_followed_makes_up_for_those_that_could_not() -> None:
     async def main() -> None:
         run = Run(settings=EngineSettings(retry_pause_s=0.0, max_step_retries=1))
         run.submit(PROMPT, 12)
-        run.device.dispatch_errors = {2: PASSING, 6: PASSING}
+        run.device.dispatch_errors = {1: PASSING, 5: PASSING}
         assert run.outputs() == {1: toy_output(PROMPT, 12)}
-        assert "".join(run.device.events).startswith("dw" + "dDw" + "da" + "wa" + "wD" + "w" + "da")
+        assert "".join(run.device.events).startswith("dDw" + "da" + "wa" + "wD" + "w" + "da")
 
     run_async(main())
 
@@ -437,11 +437,11 @@ def test_a_device_that_is_broken_at_the_step_ahead_ends_the_loop() -> None:
     async def main() -> None:
         run = Run()
         run.submit(PROMPT, 8)
-        run.device.dispatch_errors = {3: ExecutorError("broken")}
+        run.device.dispatch_errors = {2: ExecutorError("broken")}
         with pytest.raises(ExecutorError, match="broken"):
             run.loop.run()
-        assert "".join(run.device.events) == "dw" + "da" + "wD" + "w"
+        assert "".join(run.device.events) == "da" + "wD" + "w"
         assert run.scheduler.snapshot().plan is None
-        assert run.watcher.tokens == {1: toy_output(PROMPT, 3)}
+        assert run.watcher.tokens == {1: toy_output(PROMPT, 2)}
 
     run_async(main())

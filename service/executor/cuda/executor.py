@@ -2,11 +2,11 @@
 
 A step: inputs, attention plan, sampling parameters and edits of logits are staged in pinned memory and copied over, the
 forward pass runs, which ends with the tokens, and these are copied back, with log-probabilities if asked; `wait` blocks
-once for all of it. (An eager forward pass is also waited for inside ONNX Runtime, which cleans up after it.) Rows that
-ask for more than SamplingBounds have their logits copied back as well, and are sampled on the host.
+once for all of it. Rows that ask for more than SamplingBounds have their logits copied back as well, and are sampled on
+the host.
 
-A step that replays a graph is only enqueued: the one planned ahead of its result follows it at once, in other pinned
-memory, and takes its tokens where the device left them. Each is waited for by a mark behind its own results.
+A step is only enqueued, unless it captures a graph: the one planned ahead of its result follows it at once, in other
+pinned memory, and takes its tokens where the device left them. Each is waited for by a mark behind its own results.
 """
 
 from collections import deque
@@ -113,7 +113,7 @@ class CudaExecutor:
         self._device.wait()
 
     def dispatch(self, plan: StepPlan, batch: BatchState) -> "CudaStepHandle":
-        """Enqueue the step. An eager forward pass, and one that captures, is done when this returns."""
+        """Enqueue the step. A forward pass that captures is done when this returns."""
         if self._is_closed:
             raise ExecutorError("the executor is closed")
         if [step.can_continue for step in self._in_flight] != ([True] if plan.is_ahead else []):
@@ -138,14 +138,11 @@ class CudaExecutor:
             self._kv.copy_blocks(plan.block_copies)
         inputs = self._inputs.fill(plan, batch, self._runner.next_table(is_decode_only=plan.is_decode_only))
         rows = plan.rows if plan.is_decode_only else plan.rows[plan.samples]
-        job = self._sampler.prepare(batch, rows, is_ahead=plan.is_ahead)
+        job = self._sampler.prepare(batch, rows, len(plan.continues))
         params = self._sampler.params.prefix(job.num_rows)
         divided = divide(job, self._bounds)
-        is_enqueued = False
-        if plan.is_decode_only:
-            is_enqueued = self._runner.run_decode(inputs, params, divided.edits, plan.continues)
-        else:
-            self._runner.run_mixed(inputs, params, divided.edits)
+        run = self._runner.run_decode if plan.is_decode_only else self._runner.run_mixed
+        is_enqueued = run(inputs, params, divided.edits, plan.continues)
         lane = 1 - self._in_flight[-1].lane if self._in_flight else 0
         self._sampled.enqueue(divided, params, lane)
         self._device.mark(lane)

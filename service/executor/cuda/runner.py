@@ -96,40 +96,47 @@ class StepRunner:
         """Where the block table of the next step of that kind had best lie: see StepBuffers."""
         return (self.decode if is_decode_only else self.mixed).next_table
 
-    def run_mixed(self, inputs: StepInputs, params: RowParams, edits: RowEdits | None) -> None:
-        """Run a step with chunks, which leaves `outputs`. Raises ExecutorError."""
-        self._run_mixed(inputs, self.mixed.stage(inputs, params, edits, len(inputs.context_lens)))
+    def run_mixed(
+        self, inputs: StepInputs, params: RowParams, edits: RowEdits | None, continues: Int32Array = NO_ROWS
+    ) -> bool:
+        """Enqueue a step with chunks, which leaves `outputs`; yields True: it is only enqueued.
+
+        With `continues` its first tokens are those of the step before, which may be in flight: see StepPlan. Raises
+        ExecutorError.
+        """
+        counts = self.mixed.stage(inputs, params, edits, len(inputs.context_lens))
+        self._carry_tokens(self.mixed, continues)
+        self._run_mixed(inputs, counts)
+        return True
 
     def run_decode(
         self, inputs: StepInputs, params: RowParams, edits: RowEdits | None, continues: Int32Array = NO_ROWS
     ) -> bool:
-        """Enqueue a decode step, which leaves `outputs`; yields whether it is only enqueued, not done as well.
-
-        With `continues` its tokens are those of the step before, which may be in flight: see StepPlan. Raises
-        ExecutorError.
-        """
+        """The same of a decode step; False: it has captured a graph, and is done."""
         num_rows = len(inputs.context_lens)
         bucket = self._parts.graphs.bucket_for(num_rows)
         self.decode.stage(inputs, params, edits, bucket or num_rows)
-        if len(continues):
-            self._carry_tokens(continues)
+        self._carry_tokens(self.decode, continues)
         return self._run_decode(bucket, num_rows)
 
-    def _carry_tokens(self, continues: Int32Array) -> None:
+    def _carry_tokens(self, buffers: StepBuffers, continues: Int32Array) -> None:
         """Copy sampled tokens to where the next step's are read, in as many runs as there are.
 
         A row that could not be sampled from goes on with token -1, which is the embedding's last: the host fails it.
         """
+        if not len(continues):
+            return
         starts = np.append(0, 1 + np.flatnonzero(np.diff(continues) != 1))
         ends = np.append(starts[1:], len(continues))
-        read, sampled = self.decode.address("token_ids"), self.outputs.address("token")
+        read, sampled = buffers.address("token_ids"), self.outputs.address("token")
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             self._parts.device.copy_within(read + 4 * start, sampled + 4 * int(continues[start]), 4 * (end - start))
 
     def run_decode_eagerly(self, inputs: StepInputs) -> None:
-        """Run a decode step, unpadded, without a graph, for nobody."""
+        """Run a decode step, unpadded, without a graph, for nobody. Waits for all that was enqueued."""
         self.decode.stage(inputs, NO_PARAMS, None, len(inputs.context_lens))
         self._run_decode(None, len(inputs.context_lens))
+        self._parts.device.wait()
 
     def capture_all(self) -> None:
         """Capture the graphs of all buckets that are not given up, largest first. Logs progress."""
@@ -149,17 +156,18 @@ class StepRunner:
         """
         self.decode.stage(null_decode_step(bucket), NO_PARAMS, None, bucket)
         self._run_decode(bucket, bucket)
+        self._parts.device.wait()  # nor has an eager step been waited for that was run in its stead
         return self._parts.graphs.has_graph(bucket)
 
     def _run_decode(self, bucket: int | None, num_rows: int) -> bool:
-        """Run what is staged; yields whether that replays a graph, which is only enqueued."""
+        """Run what is staged; yields whether that is only enqueued: it captures no graph."""
         parts = self._parts
         num_seqs = bucket or num_rows
         parts.ops.use(self._decode_step)
         sizes = (num_seqs, num_seqs, num_seqs)
         if bucket is None:
             self._run_unpadded(self.decode, sizes)
-            return False
+            return True
         binding = self._bindings.get(bucket)
         if binding is None:
             binding = self._new_binding(bucket)
@@ -173,7 +181,7 @@ class StepRunner:
             log.warning("cuda.capture_failed", bucket=bucket, error=str(error))
             parts.graphs.give_up(bucket)
             parts.session.run(binding, EAGER)
-            return False
+            return True
         return not is_new
 
     def _run_mixed(self, inputs: StepInputs, counts: PlanCounts) -> None:

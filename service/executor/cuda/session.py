@@ -26,6 +26,12 @@ EAGER: Final = -1
 """The graph id of a run that neither captures nor replays."""
 
 
+# The end of a run is not waited for. A replay uses nothing of the run's own. An eager run's buffers go back to an arena
+# of which the next run takes them on the same stream; pinned memory of operators would pile up, but those that use any
+# cannot be captured either, and are not in our graphs.
+_UNAWAITED: Final = ("disable_synchronize_execution_providers", "1")
+
+
 class Binding(Protocol):
     """Tensors of one kind of step, by name."""
 
@@ -51,7 +57,7 @@ class Session(Protocol):
         ...
 
     def run(self, binding: Binding, graph_id: int) -> None:
-        """Run on what is bound. EAGER returns when the step is done.
+        """Run on what is bound. An EAGER run is only enqueued, and what is bound may be replaced at once.
 
         Another id captures a CUDA graph in its first run, which computes three times, and returns when that is done.
         From the second run on it replays: what is bound is not looked at, and the run is only enqueued. Raises
@@ -148,8 +154,7 @@ class OrtSession:
             raise ExecutorError(f"a forward pass failed: {error}") from error
         if graph_id != EAGER and graph_id not in self._captured:
             self._captured.add(graph_id)
-            # A replay uses nothing of the run's own, so its end need not be waited for.
-            self._options[graph_id].add_run_config_entry("disable_synchronize_execution_providers", "1")
+            self._options[graph_id].add_run_config_entry(*_UNAWAITED)
 
     def close(self) -> None:
         """See Session."""
@@ -160,6 +165,8 @@ class OrtSession:
         if options is None:
             options = self._options[graph_id] = ort.RunOptions()
             options.add_run_config_entry("gpu_graph_id", str(graph_id))
+            if graph_id == EAGER:
+                options.add_run_config_entry(*_UNAWAITED)
         return options
 
     def _open(self) -> ort.InferenceSession:
