@@ -122,7 +122,7 @@ def _describe(source: TensorSource, folder: Path, weight_format: str, *, add_bos
         with source.path.open("rb") as file:
             origin["sha256"] = file_digest(file, "sha256").hexdigest()
     return Manifest(
-        model=_model_info(source.spec, add_bos),
+        model=model_info(source.spec, add_bos=add_bos),
         weight_format=weight_format,
         files={name: FileRecord.of(folder / name) for name in names},
         source=origin,
@@ -130,7 +130,8 @@ def _describe(source: TensorSource, folder: Path, weight_format: str, *, add_bos
     )
 
 
-def _model_info(spec: ModelSpec, add_bos: bool) -> ModelInfo:
+def model_info(spec: ModelSpec, *, add_bos: bool) -> ModelInfo:
+    """What the manifest says of a model. `add_bos`: whether its tokenizer begins prompts with the BOS token."""
     return ModelInfo(
         name=spec.name,
         architecture=spec.architecture,

@@ -1,12 +1,12 @@
 """Model folders of given dimensions with repeated random weights: their steps cost what real ones do."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from graphs.export import write_graphs
-from graphs.manifest import REQUIRED_FILES, FileRecord, Manifest, ModelInfo
+from graphs.export import model_info, write_graphs
+from graphs.manifest import REQUIRED_FILES, FileRecord, Manifest
 from graphs.rope import RopeSpec
 from graphs.spec import ModelSpec
 from graphs.tensors import BlockWeights, tensor_shapes
@@ -61,6 +61,5 @@ def write_model(spec: ModelSpec, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer_json(folder)
     write_graphs(ShapedSource(spec), folder, "float16")
-    model = ModelInfo(**{field.name: getattr(spec, field.name) for field in fields(ModelInfo)})
-    Manifest(model, "float16", {name: FileRecord.of(folder / name) for name in REQUIRED_FILES}).save(folder)
+    Manifest(model_info(spec, add_bos=False), "float16", {name: FileRecord.of(folder / name) for name in REQUIRED_FILES}).save(folder)
     return folder
