@@ -43,12 +43,16 @@ needs_simulator = pytest.mark.skipif(missing_tool() is not None, reason=str(miss
 
 @needs_simulator
 @pytest.mark.parametrize(
-    ("q_lens", "contexts", "heads"),
-    [((1,), (512,), HEADS[0]), ((1, 1, 40, 3), (100, 257, 40, 90), Heads(4, 2, 64))],
-    ids=["decode", "mixed"],
+    ("q_lens", "contexts", "heads", "is_deterministic"),
+    [
+        ((1,), (512,), HEADS[0], False),
+        ((1, 1, 40, 3), (100, 257, 40, 90), Heads(4, 2, 64), False),
+        ((1, 1), (1030, 90), Heads(4, 2, 64), True),
+    ],
+    ids=["decode", "mixed", "deterministic"],
 )
-def test_timed_launches_compute_attention_in_every_pool(tmp_path, q_lens, contexts, heads):
-    case = TimedCase("case", q_lens, contexts, heads)
+def test_timed_launches_compute_attention_in_every_pool(tmp_path, q_lens, contexts, heads, is_deterministic):
+    case = TimedCase("case", q_lens, contexts, heads, is_deterministic=is_deterministic)
     problem = Problem(
         contexts,
         q_lens,
@@ -100,7 +104,8 @@ def test_bytes_and_operations_are_counted():
 
 def test_every_case_of_the_plan_is_timed():
     names = [case.name for case in decode_cases()]
-    assert 4 * 4 * 4 + 4 == len(set(names)) == len(names)
+    assert 4 * 4 * 4 + 4 + 2 == len(set(names)) == len(names)
+    assert f"{JUDGED} deterministic" in names
     assert JUDGED == "decode 64 x 2048, 32/8 D128"
     assert JUDGED in names
     assert [2048, 8192, 8 * 1024, 512, 64 + 1024] == [case.num_tokens for case in prefill_cases()]

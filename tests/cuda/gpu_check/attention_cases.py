@@ -1,6 +1,6 @@
 """Which attention is timed, and how many bytes and operations it takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -31,10 +31,12 @@ class TimedCase:
     contexts: tuple[int, ...]
     heads: Heads
     is_kv_fp8: bool = False
+    is_deterministic: bool = False  # cut by each sequence's own length
 
     @property
     def name(self) -> str:
-        return f"{self.shape}, {self.heads}{' e4m3' if self.is_kv_fp8 else ''}"
+        kinds = f"{' e4m3' if self.is_kv_fp8 else ''}{' deterministic' if self.is_deterministic else ''}"
+        return f"{self.shape}, {self.heads}{kinds}"
 
     @property
     def is_decode(self) -> bool:
@@ -85,8 +87,9 @@ def decode_cases() -> list[TimedCase]:
         decode_case(batch, context, heads) for heads, context, batch in product(HEADS, DECODE_CONTEXTS, DECODE_BATCHES)
     ]
     e4m3 = [decode_case(batch, 2048, HEADS[0], is_kv_fp8=True) for batch in DECODE_BATCHES]
+    fixed = [replace(decode_case(*shape, HEADS[0]), is_deterministic=True) for shape in ((64, 2048), (1, 8192))]
     first = len(DECODE_CONTEXTS) * len(DECODE_BATCHES)
-    return [*cases[:first], *e4m3, *cases[first:]]
+    return [*cases[:first], *e4m3, *fixed, *cases[first:]]
 
 
 def prefill_cases() -> list[TimedCase]:

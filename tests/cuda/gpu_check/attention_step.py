@@ -37,6 +37,7 @@ class AttentionStep:
             max_context=max(case.contexts),
             tile_tokens=config.tile_tokens,
             prefill_rows=config.prefill.num_rows,
+            is_deterministic=case.is_deterministic,
         )
         rng = np.random.default_rng(3)
         try:

@@ -23,6 +23,8 @@ class OpenExecutor:
     captured: list[int]  # buckets
     failed: list[str]  # of other buckets: why they could not be captured
     reserved_bytes: int  # what it took of the device, KV buffer included
+    capture_s: float = 0.0  # of all buckets
+    kept_bytes: int = 0  # that it keeps free for graphs and first runs, as it has measured them
 
 
 @contextmanager
@@ -39,8 +41,10 @@ def cuda_executor(device: CheckDevice, config: ExecutorConfig) -> Iterator[OpenE
             raise
     captured = [int(event["bucket"]) for event in events if event["event"] == "cuda.captured"]
     failed = [f"{event['bucket']}: {event['error']}" for event in events if event["event"] == "cuda.capture_failed"]
+    capture_s = sum(float(event["took_s"]) for event in events if event["event"] == "cuda.captured")
+    kept = next((int(event["reserved_bytes"]) for event in events if event["event"] == "cuda.memory"), 0)
     try:
-        yield OpenExecutor(executor, captured, failed, before - device.free_bytes())
+        yield OpenExecutor(executor, captured, failed, before - device.free_bytes(), capture_s, kept)
     finally:
         executor.close()
 

@@ -9,7 +9,7 @@ from graphs.spec import ModelSpec
 from service.executor.config import ExecutorConfig
 from tests.cuda.gpu_check.decode_steps import StepTimes, time_steps
 from tests.cuda.gpu_check.device import CheckDevice, StepFailedError
-from tests.cuda.gpu_check.executors import cuda_executor
+from tests.cuda.gpu_check.executors import OpenExecutor, cuda_executor
 from tests.cuda.gpu_check.report import Row
 from tests.cuda.gpu_check.shaped_model import shaped_spec, write_model
 
@@ -34,16 +34,20 @@ def model_times(device: CheckDevice) -> Iterator[Row]:
         with TemporaryDirectory() as folder:  # gigabytes, which nobody wants among the results
             model_dir = write_model(spec, Path(folder))
             eager = {batch: times for batch, times, _ in _times(device, model_dir, "off")}
-            for batch, times, taken in _times(device, model_dir, "eager"):
-                yield _row(spec, batch, eager[batch], times) | {"MiB": round(taken / 2**20, 1)}
+            for batch, times, opened in _times(device, model_dir, "eager"):
+                yield _row(spec, batch, eager[batch], times) | {
+                    "MiB": round(opened.reserved_bytes / 2**20, 1),
+                    "kept free MiB": round(opened.kept_bytes / 2**20, 1),
+                    "capture s": round(opened.capture_s, 2),
+                }
                 if device.name == "cuda":
                     faults += judge(spec, batch, eager[batch], times)
     if faults:
         raise StepFailedError("; ".join(faults))
 
 
-def _times(device: CheckDevice, folder: Path, capture: str) -> Iterator[tuple[int, StepTimes, int]]:
-    """For each batch; and the bytes that the executor took."""
+def _times(device: CheckDevice, folder: Path, capture: str) -> Iterator[tuple[int, StepTimes, OpenExecutor]]:
+    """For each batch; and what was timed."""
     batches = BATCHES[device.name]
     config = ExecutorConfig(
         model_dir=folder,
@@ -56,7 +60,7 @@ def _times(device: CheckDevice, folder: Path, capture: str) -> Iterator[tuple[in
         if opened.failed or (capture == "eager" and sorted(opened.captured) != sorted(batches)):
             raise StepFailedError(f"captured {opened.captured} of {batches}: {'; '.join(opened.failed)}")
         for batch in batches:
-            yield batch, time_steps(opened.executor, batch, NUM_STEPS[device.name]), opened.reserved_bytes
+            yield batch, time_steps(opened.executor, batch, NUM_STEPS[device.name]), opened
 
 
 def host_share(spec: ModelSpec, times: StepTimes) -> float:
