@@ -61,5 +61,6 @@ def write_model(spec: ModelSpec, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer_json(folder)
     write_graphs(ShapedSource(spec), folder, "float16")
-    Manifest(model_info(spec, add_bos=False), "float16", {name: FileRecord.of(folder / name) for name in REQUIRED_FILES}).save(folder)
+    files = {name: FileRecord.of(folder / name) for name in REQUIRED_FILES}
+    Manifest(model_info(spec, add_bos=False), "float16", files).save(folder)
     return folder
