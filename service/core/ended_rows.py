@@ -9,7 +9,7 @@ from service.core.plan import NO_ROWS, StepPlan
 from service.core.types import FinishReason, Int8Array, Int32Array, StepResult
 
 # Looking a member up in an enum takes longer than comparing a thousand rows.
-_NONE, _ERROR = np.int8(FinishReason.NONE), np.int8(FinishReason.ERROR)
+_ERROR = np.int8(FinishReason.ERROR)
 
 
 class EndedRows:
@@ -37,8 +37,10 @@ class EndedRows:
         What computed an ERROR is not to be trusted.
         """
         if np.count_nonzero(reasons):
-            self._batch.has_ended[rows[reasons != _NONE]] = True
-            self._batch.has_failed[rows[reasons == _ERROR]] = True
+            (places,) = reasons.nonzero()
+            ended_rows = rows[places]
+            self._batch.has_ended[ended_rows] = True
+            self._batch.has_failed[ended_rows] = reasons[places] == _ERROR
 
     def rows(self) -> tuple[Int32Array, Int32Array]:
         """All of them, and those that failed."""

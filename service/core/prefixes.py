@@ -53,18 +53,18 @@ class Prefixes:
         None when it needs more blocks than that. The last token is always recomputed: a full hit would leave no logits
         to sample from.
         """
-        leader, hit = sequence.request.fork_of, None
+        leader = sequence.request.fork_of
         if leader is not None and sequence.status is SequenceStatus.WAITING:
-            hit = self._fork(sequence, leader)
-        hit = hit or self._cached(sequence, max_needed_blocks)
-        return hit if hit is not None and hit.num_needed_blocks <= max_needed_blocks else None
+            fork = self._fork(sequence, leader)
+            if fork is not None:
+                return fork if fork.num_needed_blocks <= max_needed_blocks else None
+        return self._cached(sequence, max_needed_blocks)
 
     def _cached(self, sequence: Sequence, max_needed_blocks: int) -> PrefixHit | None:
-        """The longest cached prefix. None when it is known early that more blocks are needed."""
         num_tokens = sequence.num_tokens
         num_blocks = -(-num_tokens // self._block_size)
         if not self._is_on:
-            return PrefixHit(NO_BLOCKS, 0, 0, num_blocks, 0)
+            return PrefixHit(NO_BLOCKS, 0, 0, num_blocks, 0) if num_blocks <= max_needed_blocks else None
         names = sequence.names
         if len(names.digests) < num_tokens // self._block_size * DIGEST_BYTES:
             names.digests = extend_digests(names.digests, names.root, sequence.token_ids, self._block_size)

@@ -223,10 +223,7 @@ class Scheduler:
         )
 
     def _append(self, plan: StepPlan, computed: Rows, result: StepResult) -> tuple[Rows, Int8Array]:
-        """Give the rows that sample their tokens. Returns these rows, and the FinishReason of each.
-
-        `computed` are all rows of the plan.
-        """
+        """Give those of the plan's rows, `computed`, that sample their tokens. Returns them, and why each ends."""
         batch, sampled_rows, rows = self._batch, plan.rows, computed
         if not plan.is_decode_only and np.count_nonzero(plan.samples) < len(plan.samples):
             sampled_rows = plan.rows[plan.samples]
