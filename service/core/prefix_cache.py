@@ -47,7 +47,7 @@ class PrefixCache:
         for offset in range(num_known * DIGEST_BYTES, max_blocks * DIGEST_BYTES, DIGEST_BYTES):
             digest = digests[offset : offset + DIGEST_BYTES]
             block = self._blocks.get(digest)
-            if block is None and self._tails[head] is not None:
+            if block is None and head != NULL_BLOCK and self._tails[head] is not None:
                 self._name_tail(head)
                 block = self._blocks.get(digest)
             if block is None:
