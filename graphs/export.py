@@ -13,7 +13,7 @@ from graphs.decoder import GraphKind, build_decoder
 from graphs.decoder_weights import WeightStore, store_decoder
 from graphs.errors import ExportError
 from graphs.exportable import require_exportable, require_memory
-from graphs.fingerprint import source_fingerprint
+from graphs.fingerprint import source_fingerprint, source_name
 from graphs.gguf_tokenizer import write_tokenizer
 from graphs.manifest import (
     CHAT_TEMPLATE_NAME,
@@ -70,6 +70,7 @@ def export_model(
         raise ExportError(f"weight format: {weight_format!r} is not allowed: one of {', '.join(WEIGHT_FORMATS)}")
     require_replaceable(out, overwrite)
     opened = open_source(source)
+    origin = {"name": source_name(opened.path), "fingerprint": source_fingerprint(opened.path)}
     require_exportable(opened.spec, weight_format)
     if available_memory_bytes is not None:
         require_memory(opened.spec, weight_format, available_memory_bytes)
@@ -84,7 +85,9 @@ def export_model(
         progress("verifying", 0, 1)
         verification = verify_export(folder, opened, weight_format)
         progress("verifying", 1, 1)
-        manifest = _describe(opened, folder, weight_format, add_bos=tokenizer.add_bos)
+        if source_fingerprint(opened.path) != origin["fingerprint"]:
+            raise ExportError(f"{source}: has changed while it was exported")
+        manifest = _describe(opened, origin, folder, weight_format, add_bos=tokenizer.add_bos)
         manifest.save(folder)
         publish(folder, out, overwrite)
     return ExportResult(out, manifest, verification)
@@ -114,13 +117,15 @@ def write_graphs(source: TensorSource, folder: Path, weight_format: str, progres
         onnx.checker.check_model(str(folder / name))
 
 
-def _describe(source: TensorSource, folder: Path, weight_format: str, *, add_bos: bool) -> Manifest:
+def _describe(
+    source: TensorSource, origin: dict[str, str], folder: Path, weight_format: str, *, add_bos: bool
+) -> Manifest:
     names = [*REQUIRED_FILES, *([CHAT_TEMPLATE_NAME] if (folder / CHAT_TEMPLATE_NAME).is_file() else [])]
-    origin = {"name": source.path.resolve().name, "fingerprint": source_fingerprint(source.path)}
-    origin |= {"dtype": source.dtype} if source.dtype else {}
+    if source.dtype:
+        origin = origin | {"dtype": source.dtype}
     if source.path.is_file():
         with source.path.open("rb") as file:
-            origin["sha256"] = file_digest(file, "sha256").hexdigest()
+            origin = origin | {"sha256": file_digest(file, "sha256").hexdigest()}
     return Manifest(
         model=model_info(source.spec, add_bos=add_bos),
         weight_format=weight_format,

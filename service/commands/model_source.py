@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from graphs.fingerprint import source_fingerprint
+from graphs.fingerprint import source_fingerprint, source_name
 from graphs.manifest import MANIFEST_NAME, Manifest, ManifestError
 from graphs.progress import ProgressBar
 from service.commands.weights import CUDA_WEIGHTS, DEFAULT_WEIGHTS
@@ -49,7 +49,9 @@ def _is_export(folder: Path, source: Path) -> bool:
         made_of = Manifest.load(folder).source
     except ManifestError:  # missing, damaged or of an older format
         return False
-    name = source.resolve().name
+    if "fingerprint" not in made_of:  # of an older release
+        return False
+    name = source_name(source)
     if made_of.get("name") != name:
         limit = f"export {name} to another folder with `chairlift export`, and name that"
         raise ConfigError(f"{folder}: was exported from {made_of.get('name')}, not from {name}: {limit}")

@@ -1,6 +1,7 @@
 """An export is whole and verified, or it is not there."""
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -213,3 +214,14 @@ def test_progress_ends_each_stage_complete(tmp_path: Path, source: Path):
     assert list(seen) == ["calibrating", "writing weights", "verifying"]
     assert all(num_done == num_parts for num_done, num_parts in seen.values())
     assert seen["writing weights"] == (4, 4)
+
+
+def test_source_that_changes_during_the_export_is_refused(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "tiny")
+
+    def touch(stage: str, num_done: int, num_parts: int) -> None:
+        os.utime(source / "config.json", ns=(0, 0))
+
+    with pytest.raises(ExportError, match="tiny: has changed while it was exported"):
+        export_model(source, tmp_path / "out", "float32", progress=touch)
+    assert not (tmp_path / "out").exists()

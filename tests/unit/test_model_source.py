@@ -1,5 +1,6 @@
 """What `--model` names: a model folder, or a source that is exported once, in a format that suits the device."""
 
+import json
 import os
 from pathlib import Path
 
@@ -57,3 +58,23 @@ def test_an_export_of_another_source_is_neither_used_nor_replaced(tmp_path: Path
 def test_a_source_may_be_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(write_source(tmp_path / "tiny"))
     assert model_folder(Path(), "float32", "cpu") == tmp_path / "tiny-float32"
+
+
+def test_a_link_that_has_come_to_name_another_source_is_exported_again(tmp_path: Path) -> None:
+    for version in ("v1", "v2"):
+        write_source(tmp_path / version)
+    (tmp_path / "current").symlink_to(tmp_path / "v1")
+    folder = model_folder(tmp_path / "current", "float32", "cpu")
+    written = (folder / "weights.bin").stat().st_ino
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to(tmp_path / "v2")
+    assert folder == model_folder(tmp_path / "current", "float32", "cpu")
+    assert written != (folder / "weights.bin").stat().st_ino
+
+
+def test_an_export_by_an_older_release_is_made_again(tmp_path: Path) -> None:
+    folder = model_folder(write_source(tmp_path / "tiny"), "float32", "cpu")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["source"] = {"name": "blob"}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert Manifest.load(model_folder(tmp_path / "tiny", "float32", "cpu")).source["name"] == "tiny"
