@@ -188,6 +188,7 @@ async def served_toy(
     scheduling: SchedulingSettings | None = None,
     template: str | None = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}",
     clock: Clock | None = None,
+    max_preparing_chars: int = 1 << 26,
 ) -> AsyncIterator[Served]:
     """A running toy model; closed at the end."""
     settings = settings or EngineSettings(retry_pause_s=0.0)
@@ -201,7 +202,8 @@ async def served_toy(
         max_model_len=limits.max_model_len,
         max_kv_tokens=(limits.num_blocks - 1) * limits.block_size,
     )
-    frontend = Frontend(engine, toy_tokenizer(), ChatTemplate(template), model_limits)
+    tokenizer, chat_template = toy_tokenizer(), ChatTemplate(template)
+    frontend = Frontend(engine, tokenizer, chat_template, model_limits, max_preparing_chars)
     await engine.start()
     try:
         yield Served(executor, scheduler, engine, frontend)

@@ -5,7 +5,15 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 
-from service.api.params import ChatPrompt, GenerationParams, ModelLimits, Prompt, TextPrompt, TokenPrompt
+from service.api.params import (
+    ChatPrompt,
+    GenerationParams,
+    ModelLimits,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    prompt_chars,
+)
 from service.api.validate import resolve_sampling, validate_params, validate_prompt, validate_roles, validate_text
 from service.core.types import FinishReason, Int32Array, TokenLogprobs
 from service.engine.client import EngineClient, Terms
@@ -20,14 +28,6 @@ MAX_INLINE_CHARS = 4096
 
 MAX_LONG_PROMPTS = 2
 """Longer prompts that are tokenised at a time: each takes many times its own size in memory, and a processor."""
-
-MAX_PREPARING_CHARS = 1 << 26
-"""Of all longer prompts that are tokenised or wait for that; a single one may have more."""
-
-PREPARING_RETRY_AFTER_S = 1.0
-
-MESSAGE_CHARS = 32
-"""What rendering one message, however short, counts as: templates put markers of about this length around each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +159,17 @@ class Frontend:
     """Takes requests to the engine. One per process; lives on the event loop's thread."""
 
     def __init__(
-        self, engine: EngineClient, tokenizer: Tokenizer, chat_template: ChatTemplate, limits: ModelLimits
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate,
+        limits: ModelLimits,
+        max_preparing_chars: int,
     ) -> None:
-        """All parts are ready and may be shared."""
+        """All parts are ready and may be shared.
+
+        `max_preparing_chars` bounds the longer prompts that are tokenised or wait for that; a single one may have more.
+        """
         self.engine = engine
         self.limits = limits
         self._tokenizer = tokenizer
@@ -169,6 +177,7 @@ class Frontend:
         self._long_prompts = asyncio.Semaphore(MAX_LONG_PROMPTS)
         self._num_preparing = 0  # sequences whose long prompts are tokenised, or wait for that
         self._num_preparing_chars = 0
+        self._max_preparing_chars = max_preparing_chars
 
     @property
     def has_chat_template(self) -> bool:
@@ -212,9 +221,9 @@ class Frontend:
         num_chars = prompt_chars(prompt)
         if num_chars <= MAX_INLINE_CHARS:
             return self._encode(prompt)
-        if self._num_preparing and self._num_preparing_chars + num_chars > MAX_PREPARING_CHARS:
-            message = f"{self._num_preparing_chars} characters wait to be tokenised, of {MAX_PREPARING_CHARS} that may"
-            raise OverloadedError(message, PREPARING_RETRY_AFTER_S)
+        if self._num_preparing and self._num_preparing_chars + num_chars > self._max_preparing_chars:
+            limit = f"of {self._max_preparing_chars} that may"
+            raise OverloadedError(f"{self._num_preparing_chars} characters wait to be tokenised, {limit}", 1.0)
         self._num_preparing += num_samples
         self._num_preparing_chars += num_chars
         try:
@@ -244,10 +253,3 @@ class Frontend:
         text = self._chat_template.render(prompt.messages)
         validate_text(text, self._tokenizer.span, self.limits)
         return self._tokenizer.encode(text, add_special_tokens=False)
-
-
-def prompt_chars(prompt: TextPrompt | ChatPrompt) -> int:
-    """About how many characters there are to tokenise, the chat template's own included."""
-    if isinstance(prompt, TextPrompt):
-        return len(prompt.text)
-    return sum(MESSAGE_CHARS + len(role) + len(content) for role, content in prompt.messages)

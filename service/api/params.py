@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+MESSAGE_CHARS = 32
+"""What rendering one message, however short, counts as: templates put markers of about this length around each."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
@@ -60,3 +63,10 @@ class ModelLimits:
     vocab_size: int
     max_model_len: int  # tokens of one sequence, prompt and output
     max_kv_tokens: int  # token positions of the whole KV buffer
+
+
+def prompt_chars(prompt: TextPrompt | ChatPrompt) -> int:
+    """About how many characters there are to tokenise, the chat template's own included."""
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text)
+    return sum(MESSAGE_CHARS + len(role) + len(content) for role, content in prompt.messages)

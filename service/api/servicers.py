@@ -3,7 +3,7 @@
 import asyncio
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import grpc
@@ -28,6 +28,10 @@ _MAX_SHOWN_CHARS = 128  # of a caller's text in an error: the status travels in 
 log = structlog.get_logger("chairlift.api")
 
 Request = TypeVar("Request", bound=Message)
+
+
+class _ClientGoneError(Exception):
+    """The client has ended the RPC, or its connection has ended, while something was sent to it."""
 
 
 class Call:
@@ -57,15 +61,18 @@ class Call:
         """Seconds until the RPC's own deadline; None without one."""
         return self._context.time_remaining()
 
-    @property
-    def is_admitted(self) -> bool:
-        """Whether the client knows that it gets an answer."""
-        return bool(self._generations)
-
-    async def admit(self, samples: Samples) -> None:
-        """Send the initial metadata: from here on, no client retries the RPC by itself."""
+    def follow(self, samples: Samples) -> Samples:
+        """Tell of `samples` in the log line."""
         self._generations = samples.generations
-        await self._context.send_initial_metadata(((REQUEST_ID_KEY, self.request_id),))
+        return samples
+
+    async def admit(self) -> None:
+        """Send the initial metadata: from here on, no client retries the RPC by itself."""
+        await _delivered(self._context.send_initial_metadata(((REQUEST_ID_KEY, self.request_id),)))
+
+    async def write(self, message: pb.GenerateResponse) -> None:
+        """Send a message. Raises _ClientGoneError."""
+        await _delivered(self._context.write(message))
 
     def succeed(self) -> None:
         """The last message has been written."""
@@ -114,20 +121,23 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
     ) -> None:
         """Stream one generation. However the RPC ends, leaving the generation's context frees its blocks."""
         call = self._begin(context)
+        is_admitted = False
         try:
             with await self._submit(_readable(request), call) as samples:
                 async for index, chunk in samples:
-                    if not call.is_admitted:  # till now it could be refused, and a client may try that again
-                        await call.admit(samples)
-                        await context.write(self._started(call, samples))
-                    await context.write(chunk_message(chunk, index))
+                    if not is_admitted:  # till now it could be refused, and a client may try that again
+                        is_admitted = True
+                        await call.admit()
+                        await call.write(self._started(call, samples))
+                    await call.write(chunk_message(chunk, index))
                     if samples.generations[index].has_ended:
                         complete = complete_message(samples.generations[index], index)
-                        await context.write(pb.GenerateResponse(complete=complete))
+                        await call.write(pb.GenerateResponse(complete=complete))
             call.succeed()
+        except _ClientGoneError:
+            pass  # nobody is left to be told; the log says CANCELLED
         except Exception as error:
-            if not context.cancelled():  # else a write has failed, in one of several ways, for want of a reader
-                await call.abort(error)
+            await call.abort(error)
         finally:
             self._end(call)
 
@@ -141,7 +151,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         try:
             with await self._submit(_inner(_readable(request)), call) as samples:
                 wholes = await samples.collect()
-            await call.admit(samples)
+            await call.admit()
             call.succeed()
             first, *others = (
                 sample_message(generation, whole, index)
@@ -178,7 +188,8 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         if request.model and request.model != served:
             raise UnknownModelError(request.model[:_MAX_SHOWN_CHARS], served)
         prompt, params = prompt_of(request), params_of(request)
-        return Samples(await self._frontend.submit_samples(prompt, params, call.tenant, call.time_remaining_s))
+        generations = await self._frontend.submit_samples(prompt, params, call.tenant, call.time_remaining_s)
+        return call.follow(Samples(generations))
 
     def _started(self, call: Call, samples: Samples) -> pb.GenerateResponse:
         return pb.GenerateResponse(
@@ -206,6 +217,14 @@ def add_to_server(servicer: InferenceServicer, server: grpc.aio.Server) -> None:
     }
     name = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+
+
+async def _delivered(sending: Awaitable[None]) -> None:
+    """Wait for what is sent. Raises _ClientGoneError in place of the several errors that gRPC has for that."""
+    try:
+        await sending
+    except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+        raise _ClientGoneError from error
 
 
 def _reader(kind: type[Request]) -> Callable[[bytes], Request | InvalidRequestError]:

@@ -25,6 +25,8 @@ from service.text.chat import ChatTemplate
 from service.text.tokenizer import Tokenizer
 
 SWITCH_INTERVAL_S = 2e-4
+CHARS_PER_TOKEN = 64
+"""More than prompts have: what waits to be tokenised is bounded by what may wait as tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def load_model(
             max_model_len=loaded.limits.max_model_len,
             max_kv_tokens=(loaded.limits.num_blocks - 1) * loaded.limits.block_size,
         )
-        frontend = Frontend(served, tokenizer, chat_template, limits)
+        frontend = Frontend(served, tokenizer, chat_template, limits, CHARS_PER_TOKEN * engine.max_waiting_tokens)
         undo.pop_all()  # the executor is the engine's from here on
     return ServedModel(served, frontend)
 

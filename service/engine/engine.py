@@ -62,6 +62,7 @@ class Engine:
         self._seq_ids = itertools.count(1)
         self._state = EngineState.STARTING
         self._error: Exception | None = None
+        self._is_left_behind = False  # the thread, by `close`
         self._router: OutputRouter
         self._thread: threading.Thread
         self._ended: asyncio.Future[None]
@@ -173,9 +174,10 @@ class Engine:
         while not self._ended.done():
             await asyncio.wait({self._ended}, timeout=_WATCH_PERIOD_S)
             if not self.is_alive and not self._ended.done():
+                self._is_left_behind = True
                 self._end(EngineDeadError(f"a step has taken longer than {self._settings.stuck_after_s:g} s"))
-                return
-        self._thread.join(_WATCH_PERIOD_S)
+        if not self._is_left_behind:
+            self._thread.join()
 
     def check_room(self, num_samples: int, num_ahead: int = 0) -> None:
         """Raise what can be known without a prompt; see EngineClient."""
@@ -234,13 +236,13 @@ class Engine:
                 steps.run()
         except Exception as fault:
             error = fault
-            self._observer.on_death(fault)
+            if not self._is_left_behind:  # else the loop, to which its last tokens were to go, may be closed
+                self._observer.on_death(fault)
         finally:
-            loop.call_soon_threadsafe(self._end, error)
+            if not self._is_left_behind:
+                loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: Exception | None) -> None:
-        if self._ended.done():  # `close` did not wait for the thread
-            return
         self._error = error
         self._state = EngineState.STOPPED if error is None else EngineState.DEAD
         self._heartbeat.rest()

@@ -119,6 +119,7 @@ class EngineLoop:
         """End what has run out of time, with nothing in flight."""
         expired = self.scheduler.expire(now_ns)
         if expired:
+            self._publish()  # they get their last tokens first
             self.router.end(expired)
 
     def _step(self, start_ns: int) -> None:

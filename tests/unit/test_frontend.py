@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from service.api import frontend as frontend_module
-from service.api.frontend import MAX_INLINE_CHARS, MAX_LONG_PROMPTS, MESSAGE_CHARS, prompt_chars
-from service.api.params import ChatPrompt, GenerationParams, TextPrompt
+from service.api.frontend import MAX_INLINE_CHARS, MAX_LONG_PROMPTS
+from service.api.params import MESSAGE_CHARS, ChatPrompt, GenerationParams, TextPrompt, prompt_chars
 from service.engine.settings import EngineSettings
 from service.errors import DeadlineExceededError, DrainingError, InvalidRequestError, OverloadedError
 from tests.doubles import DEADLINE_S, Served, run_async, served_toy
@@ -52,11 +51,12 @@ def test_long_prompts_give_their_places_back_however_they_end() -> None:
 
 @asynccontextmanager
 async def toy_without_end_of_tokenising(
-    monkeypatch: pytest.MonkeyPatch, max_waiting_requests: int
+    monkeypatch: pytest.MonkeyPatch, max_waiting_requests: int = 100, max_preparing_chars: int = 1 << 26
 ) -> AsyncIterator[Served]:
     """Tokenising a long prompt takes until the end of the context."""
     end = threading.Event()
-    async with served_toy(settings=EngineSettings(max_waiting_requests=max_waiting_requests)) as served:
+    settings = EngineSettings(max_waiting_requests=max_waiting_requests)
+    async with served_toy(settings=settings, max_preparing_chars=max_preparing_chars) as served:
         monkeypatch.setattr(served.frontend, "_encode", lambda _: end.wait(DEADLINE_S))
         try:
             yield served
@@ -81,8 +81,7 @@ def test_prompts_that_wait_to_be_tokenised_are_requests_that_wait(monkeypatch: p
 def test_characters_that_wait_to_be_tokenised_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         num_chars = prompt_chars(LONG_PROMPT)
-        monkeypatch.setattr(frontend_module, "MAX_PREPARING_CHARS", 2 * num_chars)
-        async with toy_without_end_of_tokenising(monkeypatch, 100) as served:
+        async with toy_without_end_of_tokenising(monkeypatch, max_preparing_chars=2 * num_chars) as served:
             one = GenerationParams(max_tokens=1)
             calls = [asyncio.create_task(served.frontend.submit(LONG_PROMPT, one)) for _ in range(2)]
             await asyncio.sleep(0)
@@ -96,7 +95,7 @@ def test_characters_that_wait_to_be_tokenised_are_bounded(monkeypatch: pytest.Mo
 
 def test_deadline_passes_also_while_a_prompt_waits_to_be_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        async with toy_without_end_of_tokenising(monkeypatch, 100) as served:
+        async with toy_without_end_of_tokenising(monkeypatch) as served:
             for _ in range(MAX_LONG_PROMPTS + 1):
                 with pytest.raises(DeadlineExceededError):
                     await served.frontend.submit(LONG_PROMPT, GenerationParams(max_tokens=1), timeout_s=0.01)
