@@ -5,11 +5,13 @@ import asyncio
 import numpy as np
 
 from service.commands.assembly import scheduler_config
+from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
-from service.core.types import Request, SamplingParams
+from service.core.types import FinishReason, Request, SamplingParams, StepDelta
 from service.engine.health import Heartbeat
 from service.engine.inbox import Commands, Inbox
 from service.engine.loop import EngineLoop
+from service.engine.observer import StepTimes
 from service.engine.router import OutputRouter
 from service.engine.settings import EngineSettings
 from service.errors import ExecutorError
@@ -50,5 +52,46 @@ def test_a_deadline_that_passes_in_the_pause_before_a_retry_is_kept_and_slept_un
         assert clock.time_ns == start_ns + 2_000_000_000
         assert scheduler.counters.totals.num_finished == 2
         assert executor.num_steps == 1 + 3
+
+    run_async(main())
+
+
+class TellingRouter(OutputRouter):
+    """Keeps what it is told, in order."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(asyncio.get_running_loop(), clock, lambda _: None)
+        self.told: list[str] = []
+
+    def publish(self, delta: StepDelta) -> None:
+        self.told.append(f"tokens of step {delta.step_id}")
+
+    def end(self, ended: list[tuple[int, FinishReason]]) -> None:
+        self.told += [f"{seq_id}: {reason.name}" for seq_id, reason in ended]
+
+
+class SlowSteps(NullObserver):
+    """Each step takes 60 ms."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def on_step(self, plan: StepPlan, delta: StepDelta, times: StepTimes) -> None:
+        self._clock.time_ns += 60_000_000
+
+
+def test_tokens_come_before_the_deadline_that_ends_their_sequence() -> None:
+    async def main() -> None:
+        clock, settings = ManualClock(), EngineSettings()
+        scheduler, inbox, router = (
+            Scheduler(scheduler_config(LIMITS, settings)),
+            SleepingInbox(clock),
+            TellingRouter(clock),
+        )
+        loop = EngineLoop(scheduler, GatedExecutor(), inbox, router, settings, clock, Heartbeat(), SlowSteps(clock))
+        deadline_ns = clock.time_ns + 100_000_000
+        inbox.submit(Request(1, np.array(PROMPT), SamplingParams(50), deadline_ns=deadline_ns))
+        loop.run()
+        assert router.told == ["tokens of step 0", "tokens of step 1", "1: DEADLINE"]
 
     run_async(main())
