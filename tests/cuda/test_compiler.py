@@ -1,6 +1,7 @@
 """Compiling and keeping cubins. Needs NVRTC, but no GPU or driver."""
 
 import ctypes
+import hashlib
 
 import pytest
 from structlog.testing import capture_logs
@@ -53,8 +54,8 @@ def test_unknown_architecture_is_refused(source):
 def test_second_request_reads_what_the_first_kept(source, folder):
     first = CubinCache(folder).cubin(source, "sm_90", ("SCALE=3",))
     (kept,) = folder.iterdir()
-    assert first == kept.read_bytes()
-    kept.write_bytes(b"kept")
+    assert first + hashlib.sha256(first).digest() == kept.read_bytes()
+    kept.write_bytes(b"kept" + hashlib.sha256(b"kept").digest())
     assert b"kept" == CubinCache(folder).cubin(source, "sm_90", ("SCALE=3",))
 
 
@@ -85,3 +86,20 @@ def test_a_folder_that_cannot_be_written_to_costs_a_warning(source, tmp_path):
     assert compile_cubin(source, "sm_90", ("SCALE=3",)).cubin == cubin
     assert [("cuda.kernels_not_kept", str(blocked))] == [(event["event"], event["folder"]) for event in events]
     assert [blocked] == [path for path in tmp_path.iterdir() if path.suffix not in {".cu", ".cuh"}]
+
+
+def test_a_folder_in_a_home_that_nobody_knows_costs_one_warning(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with capture_logs() as events:
+        cache = CubinCache.open("~nobody-of-this-name/kernels")
+        cubins = [cache.cubin(source, "sm_90", (f"SCALE={scale}",)) for scale in (3, 5)]
+    assert cubins == [compile_cubin(source, "sm_90", (f"SCALE={scale}",)).cubin for scale in (3, 5)]
+    kept_nowhere = ("cuda.kernels_not_kept", "~nobody-of-this-name/kernels")
+    assert [kept_nowhere] == [(event["event"], event["folder"]) for event in events]
+    assert {"factor.cuh", "scale.cu"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_folder_in_the_user_s_home_is_found(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    CubinCache.open("~/kernels").cubin(source, "sm_90", ("SCALE=3",))
+    assert 1 == len(list((tmp_path / "home" / "kernels").iterdir()))

@@ -1,5 +1,7 @@
 """From a configuration to loaded kernels, on a device that only keeps books."""
 
+import hashlib
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -82,12 +84,30 @@ class Choosy(Books):
 def test_a_kept_cubin_that_the_device_refuses_is_compiled_again_and_replaced(tmp_path):
     load_kernels(CONFIG, CubinCache(tmp_path), Choosy())
     whole = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    damaged = sorted(tmp_path.iterdir())[0]
-    damaged.write_bytes(b"damaged")
+    refused = sorted(tmp_path.iterdir())[0]
+    refused.write_bytes(b"PTX" + hashlib.sha256(b"PTX").digest())
     books = Choosy()
     with capture_logs() as events:
         assert 5 == len(load_kernels(CONFIG, CubinCache(tmp_path), books))
     assert ["cuda.kept_kernels_refused"] == [event["event"] for event in events]
+    assert whole == {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+
+@pytest.mark.skipif(missing_nvrtc() is not None, reason=str(missing_nvrtc()))
+def test_a_kept_cubin_that_is_not_whole_is_compiled_again_and_never_loaded(tmp_path):
+    first = Books()
+    load_kernels(CONFIG, CubinCache(tmp_path), first)
+    whole = {path: path.read_bytes() for path in sorted(tmp_path.iterdir())}
+    empty, cut, longer, damaged = whole
+    empty.write_bytes(b"")
+    cut.write_bytes(whole[cut][: len(whole[cut]) // 2])
+    longer.write_bytes(whole[longer] + b"\0")
+    damaged.write_bytes(b"damaged")
+    books = Books()
+    with capture_logs() as events:
+        load_kernels(CONFIG, CubinCache(tmp_path), books)
+    assert first.modules == books.modules
+    assert 4 * ["cuda.kept_kernels_damaged"] == [event["event"] for event in events]
     assert whole == {path: path.read_bytes() for path in tmp_path.iterdir()}
 
 

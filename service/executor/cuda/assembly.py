@@ -114,5 +114,5 @@ def _compiled_kernels(
     kernel_config = precision.kernel_config(
         model.head_dim, config.block_size, choose_tile_tokens(*device), choose_prefill_shape(*device)
     )
-    cache = CubinCache(Path(config.kernel_cache).expanduser())
+    cache = CubinCache.open(config.kernel_cache)
     return model_kernels(kernel_config, load_kernels(kernel_config, cache, modules))

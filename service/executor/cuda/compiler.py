@@ -19,6 +19,7 @@ from service.errors import ConfigError
 log = structlog.get_logger("chairlift.cuda")
 
 _OPTIONS: Final = ("--std=c++17", "--generate-line-info", "--ptxas-options=-v")
+_CHECKSUM_BYTES: Final = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,46 +68,70 @@ def compile_cubin(source: Path, architecture: str, definitions: tuple[str, ...] 
 class CubinCache:
     """Cubins in a folder, made on first use. Any number of processes may share it.
 
-    A folder that cannot be written to, or read, costs the time of compiling at every start and nothing else.
+    A folder that cannot be written to, or read, costs the time of compiling at every start and nothing else. A file is
+    a cubin with its SHA-256 behind it: a driver is not told how long a cubin is, and would read past the end of half of
+    one.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
+        """Nothing is kept when `folder` is None."""
         self._folder = folder
+
+    @classmethod
+    def open(cls, folder: str) -> "CubinCache":
+        """The cache in a folder as a user spells it. When that is below a home that nobody knows, nothing is kept."""
+        try:
+            return cls(Path(folder).expanduser())
+        except RuntimeError as error:  # as in a container whose user has neither an entry in passwd nor HOME
+            log.warning("cuda.kernels_not_kept", folder=folder, error=str(error))
+            return cls(None)
 
     def cubin(self, source: Path, architecture: str, definitions: tuple[str, ...] = ()) -> bytes:
         """The cubin of `source`, from the folder if it holds one. Raises ConfigError as `compile_cubin` does."""
         return self.kept(source, architecture, definitions) or self.compile(source, architecture, definitions)
 
     def kept(self, source: Path, architecture: str, definitions: tuple[str, ...] = ()) -> bytes | None:
-        """What the folder holds of the same source, headers, options and compiler; None for nothing."""
+        """What the folder holds of the same source, headers, options and compiler; None for nothing that is whole."""
+        if self._folder is None:
+            return None
+        target = _target(self._folder, source, architecture, definitions)
         try:
-            return self._target(source, architecture, definitions).read_bytes()
+            stored = target.read_bytes()
         except OSError:
             return None
+        cubin, checksum = stored[:-_CHECKSUM_BYTES], stored[-_CHECKSUM_BYTES:]
+        if checksum != hashlib.sha256(cubin).digest():
+            log.warning("cuda.kept_kernels_damaged", source=source.name, file=str(target))
+            return None
+        return cubin
 
     def compile(self, source: Path, architecture: str, definitions: tuple[str, ...] = ()) -> bytes:
         """A new cubin of `source`, which takes the place of what the folder holds. Raises ConfigError."""
         cubin = compile_cubin(source, architecture, definitions).cubin
+        if self._folder is None:
+            return cubin
         try:
-            self._write(self._target(source, architecture, definitions), cubin)
+            _write(_target(self._folder, source, architecture, definitions), cubin)
         except OSError as error:  # as in a container whose root is read-only
             log.warning("cuda.kernels_not_kept", source=source.name, folder=str(self._folder), error=str(error))
         return cubin
 
-    def _target(self, source: Path, architecture: str, definitions: tuple[str, ...]) -> Path:
-        return self._folder / f"{source.stem}-{architecture}-{_digest(source, architecture, definitions)}.cubin"
 
-    def _write(self, target: Path, cubin: bytes) -> None:
-        # Renamed when it is whole: a reader sees all of a file or none, and the last of two writers wins.
-        self._folder.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(dir=self._folder, prefix=f"{target.stem}-", suffix=".unfinished")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(cubin)
-            Path(unfinished).replace(target)
-        except OSError:
-            Path(unfinished).unlink(missing_ok=True)
-            raise
+def _target(folder: Path, source: Path, architecture: str, definitions: tuple[str, ...]) -> Path:
+    return folder / f"{source.stem}-{architecture}-{_digest(source, architecture, definitions)}.cubin"
+
+
+def _write(target: Path, cubin: bytes) -> None:
+    # Renamed when it is whole: a reader sees all of a file or none, and the last of two writers wins.
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, unfinished = tempfile.mkstemp(dir=target.parent, prefix=f"{target.stem}-", suffix=".unfinished")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(cubin + hashlib.sha256(cubin).digest())
+        Path(unfinished).replace(target)
+    except OSError:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
 
 
 def _digest(source: Path, architecture: str, definitions: tuple[str, ...]) -> str:
