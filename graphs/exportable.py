@@ -6,7 +6,7 @@ from typing import Final
 from graphs.errors import ExportError
 from graphs.op_twins_rows import MAX_QUANTIZED_WIDTH
 from graphs.spec import ModelSpec
-from graphs.tensors import tensor_shapes
+from graphs.tensors import BLOCK_SIZE, tensor_shapes
 from graphs.verify import MIN_CONTEXT_LENGTH
 
 _HEAD_DIM_STEP: Final = 8  # the attention kernels take eight dimensions at a time
@@ -29,6 +29,8 @@ def require_exportable(spec: ModelSpec, weight_format: str) -> None:
     for field, width in widths.items():
         if weight_format == "w8a8" and width > MAX_QUANTIZED_WIDTH:
             raise ExportError(f"{field}: {width} is not allowed: at most {MAX_QUANTIZED_WIDTH} for w8a8")
+        if weight_format in ("int8", "int4") and width % BLOCK_SIZE:
+            raise ExportError(f"{field}: {width} is not allowed: a multiple of {BLOCK_SIZE} for {weight_format}")
 
 
 def require_memory(spec: ModelSpec, weight_format: str, available_bytes: int) -> None:

@@ -39,6 +39,13 @@ def test_a_context_too_short_to_verify_is_named(tmp_path: Path):
         ("w8a8", {"hidden_size": 65_794}, "hidden_size: 65794 is not allowed: at most 65793 for w8a8"),
         ("w8a8", {"intermediate_size": 65_794}, "intermediate_size: 65794 is not allowed: at most 65793 for w8a8"),
         ("w8a8", {"num_heads": 4114}, "num_heads * head_dim: 65824 is not allowed: at most 65793 for w8a8"),
+        ("int8", {"hidden_size": 80}, "hidden_size: 80 is not allowed: a multiple of 32 for int8"),
+        (
+            "int4",
+            {"num_heads": 5, "num_kv_heads": 1},
+            "num_heads * head_dim: 80 is not allowed: a multiple of 32 for int4",
+        ),
+        ("int4", {"intermediate_size": 97}, "intermediate_size: 97 is not allowed: a multiple of 32 for int4"),
     ],
 )
 def test_a_model_that_no_graph_computes_is_refused_before_any_work(weight_format: str, changes: dict, message: str):
@@ -50,6 +57,19 @@ def test_a_model_that_no_graph_computes_is_refused_before_any_work(weight_format
 def test_a_width_at_the_limit_of_w8a8_is_taken_and_a_wider_one_in_other_formats():
     require_exportable(tiny_spec(hidden_size=65_793, intermediate_size=65_793), "w8a8")
     require_exportable(tiny_spec(hidden_size=65_794), "float16")
+
+
+def test_blocks_of_32_are_asked_of_the_formats_that_have_them_alone():
+    require_exportable(tiny_spec(intermediate_size=160), "int4")
+    require_exportable(tiny_spec(intermediate_size=97), "w8a8")
+    require_exportable(tiny_spec(intermediate_size=97), "float32")
+
+
+def test_a_width_that_is_no_whole_number_of_blocks_is_refused_before_any_work(tmp_path: Path):
+    folder = write_source(tmp_path / "source", intermediate_size=80)
+    with pytest.raises(ExportError, match="intermediate_size: 80 is not allowed: a multiple of 32 for int8"):
+        export_model(folder, tmp_path / "tiny", "int8", progress=never)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_a_head_width_that_the_kernels_lack_is_refused_before_any_work(tmp_path: Path):
