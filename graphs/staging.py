@@ -1,5 +1,6 @@
 """Writing a folder so that it is there as a whole or not at all, by one writer at a time."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -16,6 +17,7 @@ from graphs.errors import ExportError
 from graphs.manifest import MANIFEST_NAME
 
 _FOLDER_MODE: Final = 0o755
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system without flock answers
 _SIGNALS: Final = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -36,8 +38,8 @@ def require_replaceable(out: Path, overwrite: bool) -> None:
 def staging_folder(out: Path) -> Iterator[Path]:
     """A hidden folder beside `out`, gone when the `with` ends, however it ends, unless it was renamed.
 
-    Nobody else gets one for the same `out` meanwhile. Raises ExportError when it cannot be made or somebody else has
-    one, and in place of any OSError inside.
+    Nobody else gets one for the same `out` meanwhile, where the file system knows locks. Raises ExportError when it
+    cannot be made or somebody else has one, and in place of any OSError inside.
     """
     target = out.resolve()
     try:
@@ -63,11 +65,18 @@ def staging_folder(out: Path) -> Iterator[Path]:
 
 
 def _lock(path: Path) -> TextIO:
-    """The file `path`, locked until it is closed or the process ends. Raises OSError, when taken BlockingIOError."""
+    """The file `path`, locked until it is closed or the process ends. Raises OSError, when taken BlockingIOError.
+
+    On a file system without locks it is only open.
+    """
     while True:
         with ExitStack() as on_failure:
             file = on_failure.enter_context(path.open("w"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
             # Its last owner may have removed it after we opened it; then somebody else may hold another of its name.
             if os.fstat(file.fileno()).st_nlink > 0:
                 on_failure.pop_all()

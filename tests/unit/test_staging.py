@@ -1,5 +1,9 @@
 """One export at a time writes a folder, and what is not a model is never replaced."""
 
+import errno
+import fcntl
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,3 +56,23 @@ def test_a_lock_that_a_killed_export_left_is_no_obstacle(tmp_path: Path, source:
     (tmp_path / ".tiny.lock").write_text("")
     export_model(source, tmp_path / "tiny", "float32")
     assert names(tmp_path) == ["tiny"]
+
+
+def refusing(number: int) -> Callable[[object, int], None]:
+    def flock(file: object, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return flock
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, source: Path, monkeypatch, number: int):
+    monkeypatch.setattr(fcntl, "flock", refusing(number))
+    export_model(source, tmp_path / "tiny", "float32")
+    assert names(tmp_path) == ["tiny"]
+
+
+def test_a_lock_that_fails_in_another_way_stops_the_export(tmp_path: Path, source: Path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", refusing(errno.EIO))
+    with pytest.raises(ExportError, match=rf"tiny: cannot be written: .*{os.strerror(errno.EIO)}"):
+        export_model(source, tmp_path / "tiny", "float32")
