@@ -66,7 +66,8 @@ class SimulatedExecutor:
         work = zip(plan.rows.tolist(), starts.tolist(), plan.num_scheduled.tolist(), strict=True)
         for index, (row, start, count) in enumerate(work):
             tokens = batch.token_ids[row, : start + count].copy()
-            tokens[-1:] = continued[index : index + 1] if index < len(continued) else tokens[-1:]
+            if index < len(continued):
+                tokens[-1] = continued[index]
             self._compute(batch, row, start, tokens)
         if self._step_ns is not None:
             num_copies = len(plan.offload) + len(plan.restore)
