@@ -12,7 +12,6 @@ the original is rebuilt from it so that every text gets the original's ids:
 Control tokens become special added tokens, user-defined ones plain added tokens: both are matched whole in the text.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from graphs.bpe_rules import BPE_RULES
 from graphs.errors import ExportError
 from graphs.gguf_source import open_gguf
+from graphs.hf_tokenizer import read_tokenizer_folder
 from graphs.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
 
 Metadata = Mapping[str, object]
@@ -53,7 +53,7 @@ def write_tokenizer(source: Path, out_dir: Path) -> TokenizerFiles:
     damaged, or when it is of a kind that cannot be rebuilt.
     """
     if source.is_dir():
-        serialized, template = _read_folder(source)
+        serialized, template = read_tokenizer_folder(source)
     else:
         metadata = read_tokenizer_metadata(source)
         serialized, template = build_tokenizer(metadata, str(source)).to_str(), metadata.get(_TEMPLATE)
@@ -224,31 +224,3 @@ def _add_framing(tokenizer: Tokenizer, vocabulary: _Vocabulary, add_bos: bool) -
     template = [piece for piece in (bos, "$A", eos) if piece is not None]
     specials = {token: vocabulary.ids[token] for token in (bos, eos) if token is not None}
     tokenizer.post_processor = processors.TemplateProcessing(template, special_tokens=list(specials.items()))
-
-
-def _read_folder(folder: Path) -> tuple[str, object]:
-    """The tokenizer.json text of a Hugging Face folder, and its chat template if it has one."""
-    if not (folder / TOKENIZER_NAME).is_file():
-        raise ExportError(f"{folder}: no {TOKENIZER_NAME}; a tokenizer in another format cannot be read")
-    serialized = _read_text(folder / TOKENIZER_NAME)
-    if (folder / CHAT_TEMPLATE_NAME).is_file():
-        return serialized, _read_text(folder / CHAT_TEMPLATE_NAME)
-    config_path = folder / "tokenizer_config.json"
-    if not config_path.is_file():
-        return serialized, None
-    try:
-        config = json.loads(_read_text(config_path))
-    except (ValueError, RecursionError) as error:
-        raise ExportError(f"{config_path}: not valid JSON: {error}") from error
-    template = config.get("chat_template") if isinstance(config, dict) else None
-    if isinstance(template, list):  # named templates
-        named = (item for item in template if isinstance(item, dict) and item.get("name") == "default")
-        template = next(named, {}).get("template")
-    return serialized, template
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ExportError(f"{path}: cannot be read: {error}") from error
