@@ -1,6 +1,7 @@
 """`chairlift serve`: a model behind gRPC, until SIGTERM."""
 
 import asyncio
+import os
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
@@ -31,6 +32,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Serve until a signal ends it. 0 after an orderly end, 1 when the engine had died before."""
     config.check_environment()
+    # Till the server listens for it: else the first process of a container, as this may be, does not get it at all.
+    # Without unwinding, for the engine's thread may be at work.
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(args))
 

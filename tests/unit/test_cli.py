@@ -120,6 +120,17 @@ def test_serve_on_a_port_in_use_refuses_before_it_loads_the_model(tmp_path: Path
     assert done.stdout == ""
 
 
+def test_sigterm_ends_a_server_that_still_loads_also_where_it_is_not_the_default_to_end() -> None:
+    script = """import signal
+from service import cli
+from service.commands import serve
+serve.load_model = lambda *_: signal.raise_signal(signal.SIGTERM)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+cli.main(["serve", "--model", "none", "--port", "0"])"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (128 + 15, "") == (ended.returncode, ended.stderr)
+
+
 @pytest.mark.parametrize("command", [["serve", "--port", "0"], ["generate", "hello"]])
 def test_folder_without_manifest_is_one_line_and_2(command: list[str], tmp_path: Path) -> None:
     done = run_cli(*command, "--model", str(tmp_path))
