@@ -238,9 +238,14 @@ class Frontend:
     async def _encode_long(self, prompt: TextPrompt | ChatPrompt) -> Int32Array:
         await self._long_prompts.acquire()
         encoding = asyncio.ensure_future(asyncio.to_thread(self._encode, prompt))
-        encoding.add_done_callback(lambda _: self._long_prompts.release())
+        encoding.add_done_callback(self._free_place)
         # A caller that goes away leaves the thread at work: its place is free only once the thread is done.
         return await asyncio.shield(encoding)
+
+    def _free_place(self, encoded: asyncio.Future[Int32Array]) -> None:
+        self._long_prompts.release()
+        if not encoded.cancelled():
+            encoded.exception()  # known by now to whoever waited; else nobody does, and asyncio would log it as lost
 
     def _encode(self, prompt: TextPrompt | ChatPrompt) -> Int32Array:
         """Any thread."""

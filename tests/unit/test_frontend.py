@@ -1,6 +1,7 @@
 """The front side before the engine."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -76,6 +77,33 @@ def test_prompts_that_wait_to_be_tokenised_are_requests_that_wait(monkeypatch: p
                 call.cancel()
 
     run_async(main())
+
+
+def test_what_was_wrong_with_a_prompt_whose_caller_has_gone_is_no_lost_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, is_gone, lost = threading.Event(), threading.Event(), []
+
+    def refuse(prompt: TextPrompt | ChatPrompt) -> None:
+        begun.set()
+        is_gone.wait(DEADLINE_S)
+        raise InvalidRequestError("prompt", "", "none")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
+        async with served_toy() as served:
+            monkeypatch.setattr(served.frontend, "_encode", refuse)
+            call = asyncio.create_task(served.frontend.submit(LONG_PROMPT, GenerationParams(max_tokens=1)))
+            await asyncio.to_thread(begun.wait, DEADLINE_S)
+            call.cancel()
+            await asyncio.wait({call})
+            del call
+            is_gone.set()
+            for _ in range(MAX_LONG_PROMPTS):
+                with pytest.raises(InvalidRequestError):
+                    await served.frontend.submit(LONG_PROMPT, GenerationParams(max_tokens=1))
+            gc.collect()
+
+    run_async(main())
+    assert lost == []
 
 
 def test_characters_that_wait_to_be_tokenised_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
