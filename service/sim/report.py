@@ -108,7 +108,9 @@ def json_report(command: str, reports: Sequence[RunReport]) -> str:
 
 
 def text_report(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
-    """A table with one line per run under names and units; the share of good requests only where there are limits."""
+    """A table with one line per run under names and units, and one of what ended badly, where anything did; the share
+    of good requests only where there are limits.
+    """
     names = max(len("setting"), *(len(report.name) for report in reports))
     lines = [
         f"{'setting':{names}}    rate    done  output   batch  TTFT p50       p99  TPOT p50     p99   E2EL p99  Jain",
@@ -125,6 +127,10 @@ def text_report(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
     if limits.are_set:
         good = ["  good", "     %", *(f"{100 * report.goodput['share']:6.1f}" for report in reports)]
         lines = [line.ljust(len(lines[-1])) + end for line, end in zip(lines, good, strict=True)]
+    for report in reports:
+        refused, failed, arrived = (report.requests[key] for key in ("refused", "failed", "arrived"))
+        if refused or failed:
+            lines.append(f"{run_label(report)}: of {arrived} requests {refused} were refused, {failed} failed")
     return "\n".join(lines) + "\n"
 
 

@@ -77,6 +77,12 @@ def test_table_has_units_and_counts_good_requests_only_against_limits(capsys: py
         assert [row.split()[-1] for row in lines] == ["good", "%", share]
 
 
+def test_table_says_what_was_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--requests", "9", "--rates", "2", "--prompts", "fixed:20", "--max-model-len", "20"]
+    assert cli.main(["simulate", *flags]) == 0
+    assert capsys.readouterr().out.splitlines()[3:] == ["fcfs, 2 requests/s: of 9 requests 9 were refused, 0 failed"]
+
+
 def test_trace_is_replayed_at_several_speeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text("\n".join(f'{{"arrival_s": {i}, "prompt_tokens": 9, "output_tokens": 2}}' for i in range(20)))
