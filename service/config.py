@@ -150,7 +150,7 @@ def add_arguments(parser: ArgumentParser, *layers: type[BaseModel]) -> None:
     for layer in layers:
         group = parser.add_argument_group((layer.__doc__ or "").rstrip(".").lower())
         for name, field in layer.model_fields.items():
-            default = "" if field.default is None else f" (default {field.default})"
+            default = "" if field.default in (None, "") else f" (default {field.default})"
             text = f"{field.description}{default}".replace("%", "%%")
             group.add_argument(f"--{name.replace('_', '-')}", default=SUPPRESS, help=text, **_argument_type(field))
 

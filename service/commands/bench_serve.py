@@ -122,7 +122,7 @@ async def measure(args: Namespace, feed: Feed, limits: LatencyLimits) -> list[Lo
             metadata=feed.metadata,
             max_seconds=args.max_seconds,
             on_progress=lambda num_ended, num_running, stage=stage: bar(  # type: ignore[misc]
-                f"{stage}, {num_running} in flight", num_ended, len(requests) + 1
+                f"{stage}, {num_running} in flight", min(num_ended, len(requests) - 1), len(requests)
             ),
         )
         bar(stage, len(requests), len(requests))

@@ -243,7 +243,9 @@ def _run_scenario(
 ) -> RunReport:
     simulation = Simulation(scenario.deployment, tenants, limits)
     stage = f"{scenario.name} {scenario.rate:g}/s"
-    simulation.run(scenario.workload.requests(), lambda num_arrived: bar(stage, num_arrived, args.requests + 1))
+    simulation.run(
+        scenario.workload.requests(), lambda num_arrived: bar(stage, min(num_arrived, args.requests - 1), args.requests)
+    )
     bar(stage, args.requests, args.requests)
     return run_report(scenario.name, scenario.rate, simulation, tenants)
 
