@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from chairlift.inference.v1 import inference_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
 
-from service.api.frontend import Generation, TextChunk, Timings
+from service.api.generation import Generation, TextChunk, Timings
 from service.api.params import ChatPrompt, GenerationParams, Prompt, TextPrompt, TokenPrompt
 from service.api.validate import validate_ranges, validate_timeout
 from service.core.types import FinishReason, TokenLogprobs

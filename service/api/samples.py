@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 
-from service.api.frontend import Generation, TextChunk
+from service.api.generation import Generation, TextChunk
 
 
 class Samples:

@@ -14,9 +14,9 @@ import uvloop
 from chairlift.inference.v1 import inference_pb2 as pb
 
 from graphs.progress import ProgressBar
+from service.api.call import TENANT_KEY
 from service.api.convert import request_message
 from service.api.params import GenerationParams, TokenPrompt
-from service.api.servicers import TENANT_KEY
 from service.bench.load import Metadata, due_times_s, run_load
 from service.bench.load_report import html_report, json_report, text_report
 from service.bench.number_flags import (

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from service.api.frontend import Generation, TextChunk
+from service.api.generation import Generation, TextChunk
 from service.api.params import ChatPrompt, GenerationParams, Prompt, TextPrompt, TokenPrompt
 from service.engine.client import TENANT_NAME
 from service.errors import ChairliftError, InvalidRequestError

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from service.api.frontend import Generation
+from service.api.generation import Generation
 from service.api.params import GenerationParams, TokenPrompt
 from service.api.samples import Samples
 from service.core.types import FinishReason, TokenLogprobs

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from structlog.testing import CapturingLogger
 
-from service.api import servicers
+from service.api import call as call_module
 from service.api.servicers import InferenceServicer
 from tests.doubles import request_for, run_async, served_toy
 
@@ -43,7 +43,7 @@ class FailingContext:
 def lines_of(context: FailingContext, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, object]]]:
     """What is logged of one request."""
     log = CapturingLogger()
-    monkeypatch.setattr(servicers, "log", log)
+    monkeypatch.setattr(call_module, "log", log)
 
     async def main() -> None:
         async with served_toy() as served:
