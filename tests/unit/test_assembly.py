@@ -57,7 +57,8 @@ def test_engine_is_closed_when_what_it_runs_for_fails() -> None:
             scheduler, executor, settings, eos_token_ids=(), clock=MonotonicClock(), observer=NullObserver()
         )
         limits = ModelLimits(model_name="toy", vocab_size=1000, max_model_len=128, max_kv_tokens=256)
-        model = ServedModel(engine, Frontend(engine, toy_tokenizer(), ChatTemplate(None), limits, max_preparing_chars=1))
+        frontend = Frontend(engine, toy_tokenizer(), ChatTemplate(None), limits, max_preparing_chars=1)
+        model = ServedModel(engine, frontend)
         with pytest.raises(ConfigError, match="no"):
             async with model.running():
                 raise ConfigError("no")
