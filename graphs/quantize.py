@@ -59,7 +59,11 @@ def quantize_channels(weight: Float32Array) -> ChannelWeights:
 
 def channel_scales(weight: Float32Array) -> Float32Array:
     """max|row| / 127 of each row of `weight` [out_features, in_features]; 1 for rows that round to zeros."""
-    largest = np.abs(weight).max(axis=1)
+    return _scales_to_8_bits(np.abs(weight).max(axis=1))
+
+
+def _scales_to_8_bits(largest: Float32Array) -> Float32Array:
+    """largest / 127; 1 where all weights round to zeros."""
     return np.where(largest >= _SMALLEST, largest / np.float32(127), np.float32(1)).astype(np.float32)
 
 
@@ -89,7 +93,7 @@ def quantize_blocks(weight: Float32Array, bits: int) -> BlockWeights:
     if not largest.max() <= _LARGEST:
         raise ExportError(f"weight: {largest.max():g} is not allowed: at most {_LARGEST:g} for int4 and int8")
     if bits == 8:
-        scales = np.where(largest >= _SMALLEST, largest / np.float32(127), np.float32(1)).astype(np.float32)
+        scales = _scales_to_8_bits(largest)
         codes = (np.rint(grouped / scales[..., None]) + 128).astype(np.uint8)
         return BlockWeights(8, codes.reshape(weight.shape), scales, scales * np.float32(-128))
     # Errors are squared, so each block is brought below 1 first, by a power of two, which moves no weight on its grid.
