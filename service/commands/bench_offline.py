@@ -12,12 +12,9 @@ import uvloop
 
 from service import config
 from service.bench.number_flags import MAX_COUNT, whole_number
-from service.commands.assembly import load_model
-from service.commands.model_source import model_folder
-from service.commands.run import OFFLINE, BatchRun, Tally, longest_first, request_lines
+from service.commands.run import BatchRun, Tally, load_offline, longest_first, request_lines
 from service.commands.weights import add_weights_argument
 from service.engine.scheduling import SchedulingSettings
-from service.obs.engine_log import EngineLog
 from service.obs.logging import configure_logging
 
 
@@ -106,9 +103,7 @@ async def _measure(args: Namespace) -> list[OfflineRun]:
     configure_logging("warning")
     executor, scheduling = config.load(config.ExecutorSettings, args), config.load(SchedulingSettings, args)
     requests = args.requests.read_text(encoding="utf-8", errors="replace").split("\n")
-    model = load_model(
-        model_folder(args.model, args.weights, executor.device), executor, OFFLINE, EngineLog(), scheduling
-    )
+    model = load_offline(args, executor, scheduling)
     max_in_flight = args.max_concurrency or 2 * executor.max_num_seqs
     runs = []
     async with model.running():

@@ -15,7 +15,7 @@ import uvloop
 from service import config
 from service.api.frontend import Frontend
 from service.api.samples import Samples
-from service.commands.assembly import load_model
+from service.commands.assembly import ServedModel, load_model
 from service.commands.model_source import model_folder
 from service.commands.request_lines import RequestLine, error_line, parse_line, result_line
 from service.commands.weights import add_weights_argument
@@ -66,15 +66,21 @@ async def _run(args: Namespace) -> None:
         raise ConfigError(f"{args.output}: is the file of requests")
     if not args.output.parent.is_dir():
         raise ConfigError(f"{args.output}: its folder does not exist")
-    model = load_model(
-        model_folder(args.model, args.weights, executor.device), executor, OFFLINE, EngineLog(), scheduling
-    )
+    model = load_offline(args, executor, scheduling)
     async with model.running():
         # Opened now, not before: a model that does not load leaves the results of an earlier run as they are.
         with args.requests.open(encoding="utf-8", errors="replace") as requests, open_results(args.output) as output:
             batch = BatchRun(model.frontend, output, 2 * executor.max_num_seqs)
             tally = await batch.answer(longest_first(request_lines(requests)))
     print(tally.summary(), file=sys.stderr)
+
+
+def load_offline(args: Namespace, executor: config.ExecutorSettings, scheduling: SchedulingSettings) -> ServedModel:
+    """What --model and --weights name, loaded for the one reader that this process is. Raises what `load_model` does,
+    and ExportError.
+    """
+    folder = model_folder(args.model, args.weights, executor.device)
+    return load_model(folder, executor, OFFLINE, EngineLog(), scheduling)
 
 
 def open_results(path: Path) -> TextIO:
