@@ -7,7 +7,7 @@ from service.core.scheduler import SchedulerConfig
 from service.core.scheduler_config import OrderingConfig, Policy
 from service.core.types import SamplingParams
 from tests.property.orderings import AGING_NS
-from tests.property.test_scheduler_machine import SchedulerMachine, move_on
+from tests.property.test_scheduler_machine import machine_for_walks, move_on
 from tests.property.toy_model import VOCAB_SIZE
 
 NUM_STEPS = 1200
@@ -27,8 +27,6 @@ def test_prompts_are_computed_while_steps_are_in_flight(
 ) -> None:
     """Prompts of up to 25 tokens in chunks of 4, in turn with decoding, cancels and steps that fail."""
     rng = np.random.default_rng(5)
-    machine = SchedulerMachine()
-    machine.ns_per_finish = 100_000
     config = SchedulerConfig(
         num_blocks=1 + 100 // block_size,
         block_size=block_size,
@@ -40,7 +38,7 @@ def test_prompts_are_computed_while_steps_are_in_flight(
         num_host_blocks=num_host_blocks,
         ordering=OrderingConfig(policy, AGING_NS, max_skips=3),
     )
-    machine.start(config, [], can_fail)
+    machine = machine_for_walks(config, can_fail)
     for _ in range(NUM_STEPS):
         snapshot = machine.scheduler.snapshot()
         if len(snapshot.queue) + len(snapshot.forks) < 2 and rng.random() < 0.25:

@@ -7,7 +7,7 @@ from service.core.scheduler import SchedulerConfig
 from service.core.scheduler_config import OrderingConfig
 from service.core.types import SamplingParams
 from tests.property.orderings import AGING_NS
-from tests.property.test_scheduler_machine import SchedulerMachine, move_on
+from tests.property.test_scheduler_machine import SchedulerMachine, machine_for_walks, move_on
 from tests.property.toy_model import VOCAB_SIZE
 
 NUM_STEPS = 300
@@ -32,8 +32,6 @@ def test_steps_are_planned_ahead_over_rows_that_have_ended(
 ) -> None:
     """Bursts, each of which drains for long: so nobody waits, and rows end one by one."""
     rng = np.random.default_rng(3)
-    machine = SchedulerMachine()
-    machine.ns_per_finish = 100_000
     config = SchedulerConfig(
         num_blocks=1 + 24 * 40 // block_size,
         block_size=block_size,
@@ -44,7 +42,7 @@ def test_steps_are_planned_ahead_over_rows_that_have_ended(
         num_host_blocks=num_host_blocks,
         ordering=OrderingConfig("fcfs", AGING_NS, max_skips=3),
     )
-    machine.start(config, [], can_fail)
+    machine = machine_for_walks(config, can_fail)
     for _ in range(NUM_STEPS):
         snapshot = machine.scheduler.snapshot()
         if not machine.flights and not snapshot.queue and len(snapshot.rows) < 10:

@@ -153,8 +153,6 @@ def test_thousands_of_random_steps_under_memory_pressure(
 ) -> None:
     """The machine's own moves at random, with far more preemptions than hypothesis finds worth trying."""
     rng = np.random.default_rng(11)
-    machine = SchedulerMachine()
-    machine.ns_per_finish = 100_000  # else steps come to cost so much that no deadline can be met
     config = SchedulerConfig(
         num_blocks=19,
         block_size=2,
@@ -165,7 +163,7 @@ def test_thousands_of_random_steps_under_memory_pressure(
         num_host_blocks=num_host_blocks,
         ordering=OrderingConfig(policy, AGING_NS, max_idle_tenants=1, max_skips=3),
     )
-    machine.start(config, [], can_fail)
+    machine = machine_for_walks(config, can_fail)
     for number in range(2400):
         # For a while nobody comes, so that nobody waits and steps can be planned ahead.
         if number % 100 < 60 and len(machine.scheduler.snapshot().queue) < 4:
@@ -183,6 +181,14 @@ def test_thousands_of_random_steps_under_memory_pressure(
     assert machine.num_ahead > 200
     assert (FinishReason.ERROR in machine.reasons.values()) == can_fail
     machine.teardown()
+
+
+def machine_for_walks(config: SchedulerConfig, can_fail: bool) -> SchedulerMachine:
+    """A machine that makes its moves without hypothesis."""
+    machine = SchedulerMachine()
+    machine.ns_per_finish = 100_000  # else steps come to cost so much that no deadline can be met
+    machine.start(config, [], can_fail)
+    return machine
 
 
 def move_on(
