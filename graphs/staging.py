@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import shutil
 import signal
 import threading
@@ -13,10 +14,15 @@ from tempfile import TemporaryDirectory, mkdtemp
 from types import FrameType
 from typing import Final, NoReturn, TextIO
 
+import structlog
+
 from graphs.errors import ExportError
 from graphs.manifest import MANIFEST_NAME
 
+log = structlog.get_logger("chairlift.export")
+
 _FOLDER_MODE: Final = 0o755
+_PARTIAL: Final = ".partial"
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system without flock answers
 _SIGNALS: Final = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -38,21 +44,24 @@ def require_replaceable(out: Path, overwrite: bool) -> None:
 def staging_folder(out: Path) -> Iterator[Path]:
     """A hidden folder beside `out`, gone when the `with` ends, however it ends, unless it was renamed.
 
-    Nobody else gets one for the same `out` meanwhile, where the file system knows locks. Raises ExportError when it
-    cannot be made or somebody else has one, and in place of any OSError inside.
+    Nobody else gets one for the same `out` meanwhile, where the file system knows locks; there, those of exports that
+    were killed are removed first. Raises ExportError when it cannot be made or somebody else has one, and in place of
+    any OSError inside.
     """
     target = out.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = _lock(target.with_name(f".{target.name}.lock"))
+        lock, is_exclusive = _lock(target.with_name(f".{target.name}.lock"))
     except BlockingIOError as error:
         raise ExportError(f"{out}: another export is writing it") from error
     except OSError as error:
         raise ExportError(f"{out}: cannot be written: {error}") from error
     try:
+        if is_exclusive:
+            _remove_orphans(target)
         with (
             TemporaryDirectory(
-                prefix=f".{target.name}.", suffix=".partial", dir=target.parent, ignore_cleanup_errors=True
+                prefix=f".{target.name}.", suffix=_PARTIAL, dir=target.parent, ignore_cleanup_errors=True
             ) as folder,
             _signals_unwind(),
         ):
@@ -64,23 +73,38 @@ def staging_folder(out: Path) -> Iterator[Path]:
         lock.close()
 
 
-def _lock(path: Path) -> TextIO:
+def _lock(path: Path) -> tuple[TextIO, bool]:
     """The file `path`, locked until it is closed or the process ends. Raises OSError, when taken BlockingIOError.
 
-    On a file system without locks it is only open.
+    On a file system without locks it is only open; whether it is locked is the second value.
     """
     while True:
         with ExitStack() as on_failure:
-            file = on_failure.enter_context(path.open("w"))
+            file, is_locked = on_failure.enter_context(path.open("w")), True
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
+                is_locked = False
             # Its last owner may have removed it after we opened it; then somebody else may hold another of its name.
             if os.fstat(file.fileno()).st_nlink > 0:
                 on_failure.pop_all()
-                return file
+                return file, is_locked
+
+
+def _remove_orphans(target: Path) -> None:
+    """Remove what killed exports to `target` were writing. Whoever calls it holds the lock, so that no other is alive.
+
+    What cannot be removed stays, for it is in nobody's way.
+    """
+    # No dot in between: else it belongs to a target whose name only begins like this one's.
+    orphan = re.compile(rf"{re.escape(f'.{target.name}.')}[^.]+{re.escape(_PARTIAL)}")
+    for path in list(target.parent.iterdir()):
+        if orphan.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+            if not path.exists():
+                log.warning("export.orphan_removed", folder=str(path))
 
 
 def publish(folder: Path, out: Path, overwrite: bool) -> None:

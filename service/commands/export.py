@@ -7,6 +7,7 @@ from graphs.export import export_model
 from graphs.progress import ProgressBar
 from service.commands.weights import DEFAULT_WEIGHTS, add_weights_argument
 from service.executor.machine import available_memory_bytes
+from service.obs.logging import configure_logging
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -19,6 +20,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Export, and print the folder and how near its graphs are to the reference."""
+    configure_logging("warning")
     result = export_model(
         args.source,
         args.out,

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from graphs.errors import ExportError
 from graphs.export import export_model
 from graphs.manifest import Manifest
+from graphs.staging import staging_folder
 from tests.unit.tiny_export import write_source
 
 
@@ -56,6 +58,36 @@ def test_a_lock_that_a_killed_export_left_is_no_obstacle(tmp_path: Path, source:
     (tmp_path / ".tiny.lock").write_text("")
     export_model(source, tmp_path / "tiny", "float32")
     assert names(tmp_path) == ["tiny"]
+
+
+def leave_orphan(out: Path) -> Path:
+    """What an export to `out` leaves when it is killed while it writes."""
+    with staging_folder(out) as folder:
+        pass
+    folder.mkdir()
+    (folder / "weights.bin").write_text("half of them")
+    return folder
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next_one_to_the_same_folder(tmp_path: Path) -> None:
+    orphan = leave_orphan(tmp_path / "tiny")
+    others = [leave_orphan(tmp_path / name) for name in ("tiny.gguf", "teeny", "tiny-int8")]
+    (tmp_path / ".tiny.mine").mkdir()
+    (tmp_path / ".tiny.mine.partial").write_text("no folder")
+    with capture_logs() as logs, staging_folder(tmp_path / "tiny"):
+        assert not orphan.exists()
+    assert [(log["event"], log["folder"]) for log in logs] == [("export.orphan_removed", str(orphan))]
+    assert sorted([".tiny.mine", ".tiny.mine.partial", *(other.name for other in others)]) == names(tmp_path)
+
+
+def test_what_an_export_writes_is_no_orphan_to_another_one(tmp_path: Path, monkeypatch) -> None:
+    with staging_folder(tmp_path / "tiny") as folder:
+        with pytest.raises(ExportError, match="another export is writing it"), staging_folder(tmp_path / "tiny"):
+            pass
+        assert folder.exists()
+        monkeypatch.setattr(fcntl, "flock", refusing(errno.ENOLCK))
+        with staging_folder(tmp_path / "tiny"):
+            assert folder.exists()
 
 
 def refusing(number: int) -> Callable[[object, int], None]:
