@@ -12,7 +12,7 @@ from graphs.channel_store import ChannelStore, calibrate
 from graphs.decoder import GraphKind, build_decoder
 from graphs.decoder_weights import WeightStore, store_decoder
 from graphs.errors import ExportError
-from graphs.exportable import require_exportable, require_memory
+from graphs.exportable import require_exportable, require_memory, require_utf8
 from graphs.fingerprint import source_fingerprint, source_name
 from graphs.gguf_tokenizer import write_tokenizer
 from graphs.manifest import (
@@ -71,6 +71,8 @@ def export_model(
     require_replaceable(out, overwrite)
     opened = open_source(source)
     origin = {"name": source_name(opened.path), "fingerprint": source_fingerprint(opened.path)}
+    for field, name in (("source", origin["name"]), ("name", opened.spec.name), ("out", str(out.resolve()))):
+        require_utf8(field, name)
     require_exportable(opened.spec, weight_format)
     if available_memory_bytes is not None:
         require_memory(opened.spec, weight_format, available_memory_bytes)

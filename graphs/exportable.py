@@ -3,6 +3,7 @@
 import math
 from typing import Final
 
+from graphs.encoding import is_utf8
 from graphs.errors import ExportError
 from graphs.op_twins_rows import MAX_QUANTIZED_WIDTH
 from graphs.spec import ModelSpec
@@ -31,6 +32,12 @@ def require_exportable(spec: ModelSpec, weight_format: str) -> None:
             raise ExportError(f"{field}: {width} is not allowed: at most {MAX_QUANTIZED_WIDTH} for w8a8")
         if weight_format in ("int8", "int4") and width % BLOCK_SIZE:
             raise ExportError(f"{field}: {width} is not allowed: a multiple of {BLOCK_SIZE} for {weight_format}")
+
+
+def require_utf8(field: str, name: str) -> None:
+    """Raise ExportError when a name or path cannot be written into graphs, or handed to libraries."""
+    if not is_utf8(name):
+        raise ExportError(f"{field}: {name!r} is not allowed: UTF-8 only")
 
 
 def require_memory(spec: ModelSpec, weight_format: str, available_bytes: int) -> None:

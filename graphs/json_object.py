@@ -1,5 +1,7 @@
 """Typed values of a JSON object. Standard library only."""
 
+import math
+
 
 class JsonFieldError(ValueError):
     """A value is missing or of another type: the message names where it belongs."""
@@ -38,16 +40,16 @@ class JsonObject:
         """All fields, each a string."""
         return {name: self.string(name) for name in self._document}
 
-    def integer(self, name: str, minimum: int = 0) -> int:
-        """An integer of at least `minimum`."""
-        return self._integer(name, self._value(name), minimum)
+    def integer(self, name: str, minimum: int = 0, maximum: float = math.inf) -> int:
+        """An integer from `minimum` to `maximum`."""
+        return self._integer(name, self._value(name), minimum, maximum)
 
-    def integers(self, name: str) -> tuple[int, ...]:
-        """A list of integers of at least 0."""
+    def integers(self, name: str, maximum: float = math.inf) -> tuple[int, ...]:
+        """A list of integers from 0 to `maximum`."""
         values = self._value(name)
         if not isinstance(values, list):
             raise self._wrong(name, values, "a list of integers")
-        return tuple(self._integer(name, value, 0) for value in values)
+        return tuple(self._integer(name, value, 0, maximum) for value in values)
 
     def boolean(self, name: str) -> bool:
         """True or false."""
@@ -56,9 +58,10 @@ class JsonObject:
             raise self._wrong(name, value, "true or false")
         return value
 
-    def _integer(self, name: str, value: object, minimum: int) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise self._wrong(name, value, f"an integer of at least {minimum}")
+    def _integer(self, name: str, value: object, minimum: int, maximum: float) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            most = "" if maximum == math.inf else f" and at most {maximum}"
+            raise self._wrong(name, value, f"an integer of at least {minimum}{most}")
         return value
 
     def _value(self, name: str) -> object:

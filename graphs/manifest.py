@@ -11,9 +11,11 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from graphs.encoding import is_utf8
 from graphs.json_object import JsonFieldError, JsonObject
 
 FORMAT_VERSION: Final = 3
@@ -25,6 +27,7 @@ TOKENIZER_NAME: Final = "tokenizer.json"
 CHAT_TEMPLATE_NAME: Final = "chat_template.jinja"
 REQUIRED_FILES: Final = (PREFILL_NAME, DECODE_NAME, WEIGHTS_NAME, TOKENIZER_NAME)
 WEIGHT_FORMATS: Final = ("w8a8", "int8", "int4", "float32", "float16", "bfloat16")
+MAX_DIMENSION: Final = 2**31 - 1  # shapes and token ids are int32 in the graphs
 GGUF_MAGIC: Final = b"GGUF"  # the first bytes of such a file
 
 _HASH_CHUNK_BYTES = 1 << 20
@@ -84,9 +87,11 @@ class Manifest:
     def load(cls, folder: Path) -> "Manifest":
         """Read and check `folder`'s manifest; of the other files only their existence is checked.
 
-        Raises ManifestError when the folder or a required file is missing, the JSON is bad, a field is missing or of
-        the wrong type, or the folder was written by a newer exporter; of what can be exported it says so.
+        Raises ManifestError when the folder or a required file is missing, the JSON is bad, a field is missing, of the
+        wrong type or out of range, or the folder was written by a newer exporter; of what can be exported it says so.
         """
+        if not is_utf8(str(folder)):
+            raise ManifestError(f"model folder: {str(folder)!r} is not allowed: UTF-8 only")
         if not folder.is_dir():
             raise ManifestError(_not_a_folder(folder))
         path = folder / MANIFEST_NAME
@@ -209,18 +214,21 @@ def _to_be_exported(path: Path, kind: str) -> str:
 
 
 def _read_model(fields: JsonObject) -> ModelInfo:
+    dimension = partial(fields.integer, minimum=1, maximum=MAX_DIMENSION)
+    vocab_size = dimension("vocab_size")
+    token_ids = {"maximum": vocab_size - 1}
     return ModelInfo(
         name=fields.string("name"),
         architecture=fields.string("architecture"),
-        vocab_size=fields.integer("vocab_size", minimum=1),
-        hidden_size=fields.integer("hidden_size", minimum=1),
-        num_layers=fields.integer("num_layers", minimum=1),
-        num_heads=fields.integer("num_heads", minimum=1),
-        num_kv_heads=fields.integer("num_kv_heads", minimum=1),
-        head_dim=fields.integer("head_dim", minimum=1),
-        context_length=fields.integer("context_length", minimum=1),
-        bos_token_id=None if fields.is_null("bos_token_id") else fields.integer("bos_token_id"),
-        eos_token_ids=fields.integers("eos_token_ids"),
+        vocab_size=vocab_size,
+        hidden_size=dimension("hidden_size"),
+        num_layers=dimension("num_layers"),
+        num_heads=dimension("num_heads"),
+        num_kv_heads=dimension("num_kv_heads"),
+        head_dim=dimension("head_dim"),
+        context_length=dimension("context_length"),
+        bos_token_id=None if fields.is_null("bos_token_id") else fields.integer("bos_token_id", **token_ids),
+        eos_token_ids=fields.integers("eos_token_ids", **token_ids),
         add_bos=fields.boolean("add_bos"),
     )
 

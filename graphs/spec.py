@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass
 
 from graphs.errors import ExportError
+from graphs.manifest import MAX_DIMENSION
 from graphs.rope import RopeSpec
 
 MAX_HEAD_DIM = 256  # the widest head that the attention kernels hold
 MAX_CONTEXT_LENGTH = 2**24  # positions up to here are exact in float32
 MAX_LAYERS = 4096  # the graphs name every layer's tensors one by one
-MAX_DIMENSION = 2**31 - 1  # shapes and token ids are int32 in the graphs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,4 +46,5 @@ def write_output(
     sys.stdout.write(json(command) if args.json else text())
     if args.html is not None:
         sys.stdout.flush()
-        args.html.write_text(html(command), encoding="utf-8")
+        # The command may name files whose names are no text; the page shows them escaped.
+        args.html.write_text(html(command), encoding="utf-8", errors="backslashreplace")

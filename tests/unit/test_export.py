@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +136,27 @@ def test_the_out_folder_cannot_be_inside_a_file(tmp_path: Path, source: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ExportError, match="cannot be written"):
         export_model(source, tmp_path / "file" / "tiny", "float32")
+
+
+@pytest.mark.parametrize(
+    ("source_name", "out_name", "message"),
+    [
+        (b"tiny", b"out\xff", r"out: '.*/out\\udcff' is not allowed: UTF-8 only"),
+        (b"tiny\xff", b"out", r"source: 'tiny\\udcff' is not allowed: UTF-8 only"),
+        (b"link", b"out", r"name: 'tiny\\udcff' is not allowed: UTF-8 only"),
+    ],
+)
+def test_names_that_are_no_text_are_refused(
+    tmp_path: Path, source: Path, source_name: bytes, out_name: bytes, message: str
+) -> None:
+    odd = tmp_path / os.fsdecode(b"tiny\xff")
+    shutil.copytree(source, odd)
+    shutil.copytree(source, tmp_path / "tiny")
+    (tmp_path / "link").symlink_to(odd)
+    before = names(tmp_path)
+    with pytest.raises(ExportError, match=message):
+        export_model(tmp_path / os.fsdecode(source_name), tmp_path / os.fsdecode(out_name), "float32")
+    assert before == names(tmp_path)
 
 
 def test_an_unknown_weight_format_is_named(tmp_path: Path, source: Path):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,6 +127,14 @@ def test_what_can_be_exported_is_told_apart(tmp_path: Path) -> None:
         Manifest.load(tmp_path)
 
 
+def test_a_folder_whose_path_is_no_text_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"m\xff")
+    folder.mkdir()
+    write_folder(folder)
+    with pytest.raises(ManifestError, match=r"model folder: '.*/m\\udcff' is not allowed: UTF-8 only"):
+        Manifest.load(folder)
+
+
 def test_bad_json_is_named(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
@@ -146,10 +155,14 @@ def test_bad_json_is_named(tmp_path: Path) -> None:
     ("field", "value", "complaint"),
     [
         ("num_layers", 0, "num_layers: 0 is not an integer of at least 1"),
+        ("head_dim", 2**31, "head_dim: 2147483648 is not an integer of at least 1 and at most 2147483647"),
         ("num_layers", True, "num_layers: True is not an integer"),
         ("num_layers", "2", "num_layers: '2' is not an integer"),
         ("add_bos", 1, "add_bos: 1 is not true or false"),
         ("eos_token_ids", [2, -1], "eos_token_ids: -1 is not an integer of at least 0"),
+        ("eos_token_ids", [2, 96], "eos_token_ids: 96 is not an integer of at least 0 and at most 95"),
+        ("eos_token_ids", [2**40], "eos_token_ids: 1099511627776 is not an integer of at least 0 and at most 95"),
+        ("bos_token_id", 96, "bos_token_id: 96 is not an integer of at least 0 and at most 95"),
         ("eos_token_ids", 2, "eos_token_ids: 2 is not a list of integers"),
         ("name", None, "name: None is not a string"),
     ],

@@ -1,6 +1,7 @@
 """`chairlift simulate`: its document, its page, its complaints."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,17 @@ def test_page_is_self_contained_and_has_every_picture(tmp_path: Path, capsys: py
         "Time per output token",
         "End-to-end latency",
     ]
+
+
+def test_page_shows_a_command_that_is_no_text_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / os.fsdecode(b"report\xff.html")
+    flags = [*SMALL, "--html", str(path)]
+    monkeypatch.setattr("sys.argv", ["chairlift", *flags])
+    assert cli.main(flags) == 0
+    capsys.readouterr()
+    assert f"{tmp_path}/report\\udcff.html" in path.read_text(encoding="utf-8")
 
 
 def test_table_has_units_and_counts_good_requests_only_against_limits(capsys: pytest.CaptureFixture[str]) -> None:
