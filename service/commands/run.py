@@ -2,13 +2,14 @@
 
 import asyncio
 import heapq
+import io
 import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import uvloop
 
@@ -24,6 +25,9 @@ from service.engine.settings import EngineSettings
 from service.errors import ChairliftError, ConfigError, EngineDeadError
 from service.obs.engine_log import EngineLog
 from service.obs.logging import configure_logging
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 EPILOG = """A request line is a JSON object: an `id`, one of `prompt`, `prompt_token_ids` and `messages`, perhaps a
 `tenant` whose it is, and sampling fields (max_tokens, temperature, top_k, top_p, min_p, seed, stop, ignore_eos, ...). A
@@ -43,7 +47,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--model", required=True, type=Path, metavar="DIR|SOURCE", help="a model folder, or what --weights exports"
     )
-    parser.add_argument("--requests", required=True, type=Path, metavar="FILE", help="requests, a JSON object a line")
+    parser.add_argument(
+        "--requests", required=True, type=Path, metavar="FILE", help="requests, a JSON object a line; may be a pipe"
+    )
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="results, a JSON object a line")
     add_weights_argument(parser, None)
     config.add_arguments(parser, config.ExecutorSettings, SchedulingSettings)
@@ -60,8 +66,10 @@ def run(args: Namespace) -> int:
 async def _run(args: Namespace) -> None:
     configure_logging("warning")
     executor, scheduling = config.load(config.ExecutorSettings, args), config.load(SchedulingSettings, args)
-    if not args.requests.is_file():
+    if not args.requests.exists():  # a pipe will do: it is read once
         raise ConfigError(f"{args.requests}: no such file")
+    if args.requests.is_dir():
+        raise ConfigError(f"{args.requests}: is a folder")
     if args.output.exists() and args.output.samefile(args.requests):
         raise ConfigError(f"{args.output}: is the file of requests")
     if not args.output.parent.is_dir():
@@ -85,7 +93,18 @@ def load_offline(args: Namespace, executor: config.ExecutorSettings, scheduling:
 
 def open_results(path: Path) -> TextIO:
     """Create the file of results. Half a surrogate pair, which JSON can hold and UTF-8 cannot, is written escaped."""
-    return path.open("w", encoding="utf-8", errors="backslashreplace", newline="\n")
+    file = io.BufferedWriter(_NamedFile(path, "w"))
+    return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
+class _NamedFile(io.FileIO):
+    """A file that errors of writing name, as those of opening do. The last may come when it is closed."""
+
+    def write(self, content: "ReadableBuffer", /) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.name) from error
 
 
 @dataclass

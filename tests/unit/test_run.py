@@ -126,6 +126,22 @@ def test_full_disk_ends_the_run_in_one_error() -> None:
     run_async(main())
 
 
+@pytest.mark.parametrize("line", ["short\n", 100_000 * "long"])
+def test_file_that_cannot_take_the_results_is_named(line: str) -> None:
+    """A short line fails when it is flushed, in the end; a long one at once."""
+    path = Path("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as full, open_results(path) as output:
+        output.write(line)
+    assert (errno.ENOSPC, path) == (full.value.errno, full.value.filename)
+
+
+@pytest.mark.parametrize(("name", "complaint"), [("absent", "no such file"), ("", "is a folder")])
+def test_what_holds_no_requests_is_one_line_and_2(name: str, complaint: str, tmp_path: Path) -> None:
+    requests = tmp_path / name
+    done = run_cli("run", "--model", "nowhere", "--requests", str(requests), "--output", str(tmp_path / "out.jsonl"))
+    assert (2, f"chairlift run: {requests}: {complaint}\n") == (done.returncode, done.stderr)
+
+
 def test_results_of_an_earlier_run_outlive_a_model_that_does_not_load(tmp_path: Path) -> None:
     requests, output, model = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "model"
     requests.write_text("")

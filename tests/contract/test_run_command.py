@@ -1,0 +1,28 @@
+"""`chairlift run` on a tiny model folder."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def run_piped(model: Path, output: Path) -> subprocess.CompletedProcess[str]:
+    """Five requests through a pipe."""
+    lines = [{"id": i, "prompt_token_ids": [1, 2, 3 + i], "max_tokens": 4, "ignore_eos": True} for i in range(5)]
+    flags = ["--model", str(model), "--kv-memory", "16MiB", "--requests", "/dev/stdin", "--output", str(output)]
+    command = [sys.executable, "-m", "service.cli", "run", *flags]
+    text = "\n".join(map(json.dumps, lines))
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_requests_may_come_through_a_pipe(tiny_export: Callable[[str], Path], tmp_path: Path) -> None:
+    done = run_piped(tiny_export("w8a8"), tmp_path / "out.jsonl")
+    assert (done.returncode, done.stderr[:10]) == (0, "5 requests"), done.stderr
+    results = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert {result["id"]: len(result["token_ids"]) for result in results} == dict.fromkeys(range(5), 4)
+
+
+def test_full_disk_is_one_line_that_names_the_file(tiny_export: Callable[[str], Path]) -> None:
+    done = run_piped(tiny_export("w8a8"), Path("/dev/full"))
+    assert (done.returncode, done.stderr) == (2, "chairlift run: /dev/full: No space left on device\n")
