@@ -69,6 +69,9 @@ def load_model(
         raise ModelFolderError(str(error)) from error
     model = manifest.model
     tokenizer = Tokenizer.load(model_dir)
+    if tokenizer.vocab_size > model.vocab_size:
+        limit = f"the manifest says a vocab_size of {model.vocab_size}"
+        raise ModelFolderError(f"{model_dir}: the tokenizer's largest id is {tokenizer.vocab_size - 1}, {limit}")
     chat_template = _chat_template(model_dir, manifest, tokenizer)
     with ExitStack() as undo, _memory_that_suffices():
         loaded = undo.enter_context(closing(create_executor(executor.executor_config(model_dir))))

@@ -11,6 +11,7 @@ from service.errors import ModelFolderError
 from service.executor.kv_layout import SCALE_BYTES, KvDtype
 
 KV_INPUT_PREFIX: Final = "kv_cache."
+LOGITS: Final = "logits"
 KV_ELEMENT_TYPES: Final = {
     KvDtype.FLOAT32: TensorProto.FLOAT,
     KvDtype.FLOAT16: TensorProto.FLOAT16,
@@ -24,7 +25,7 @@ def model_variant(path: Path, info: ModelInfo, dtype: KvDtype) -> onnx.ModelProt
     """The graph at `path`, which has float32 KV inputs, for a KV buffer of `dtype`.
 
     Its external data stays where it is, relative to the folder of `path`. Raises ModelFolderError when the graph cannot
-    be read or does not have the layers of `info`.
+    be read or does not have the layers and the vocabulary of `info`.
     """
     model, kv_inputs = read_graph(path, info)
     for value in kv_inputs:
@@ -44,7 +45,7 @@ def count_nodes(model_dir: Path) -> int:
 def read_graph(path: Path, info: ModelInfo) -> tuple[onnx.ModelProto, list[Any]]:
     """The model at `path` without its external data, and its KV inputs, one per layer of `info`.
 
-    Raises ModelFolderError when the file cannot be read or does not have those layers.
+    Raises ModelFolderError when the file cannot be read, or does not have those layers and the vocabulary of `info`.
     """
     try:
         model = onnx.load(path, load_external_data=False)
@@ -53,4 +54,8 @@ def read_graph(path: Path, info: ModelInfo) -> tuple[onnx.ModelProto, list[Any]]
     kv_inputs = [value for value in model.graph.input if value.name.startswith(KV_INPUT_PREFIX)]
     if len(kv_inputs) != info.num_layers:
         raise ModelFolderError(f"{path}: has {len(kv_inputs)} KV inputs, the manifest says {info.num_layers} layers")
+    shapes = (value.type.tensor_type.shape for value in model.graph.output if value.name == LOGITS)
+    width = next((shape.dim[-1].dim_value for shape in shapes), 0)
+    if width != info.vocab_size:
+        raise ModelFolderError(f"{path}: has {width} logits, the manifest says a vocab_size of {info.vocab_size}")
     return model, kv_inputs

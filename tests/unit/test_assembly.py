@@ -20,10 +20,10 @@ from service.engine.engine import Engine
 from service.engine.health import EngineState
 from service.engine.scheduling import SchedulingSettings
 from service.engine.settings import EngineSettings
-from service.errors import ConfigError
+from service.errors import ConfigError, ModelFolderError
 from service.text.chat import ChatTemplate
 from tests.doubles import LIMITS, GatedExecutor, NullObserver, run_async, toy_tokenizer
-from tests.unit.test_manifest import write_folder
+from tests.unit.test_manifest import edit, write_folder
 from tests.unit.tiny_export import write_tokenizer_json
 
 
@@ -35,6 +35,14 @@ def test_executor_is_closed_when_a_later_step_of_loading_fails(tmp_path: Path, m
     with pytest.raises(ConfigError, match="max_num_batched_tokens"):
         load_model(tmp_path, ExecutorSettings(), EngineSettings(), NullObserver())
     assert executor.is_closed
+
+
+def test_a_tokenizer_with_ids_that_the_model_lacks_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    write_tokenizer_json(tmp_path)
+    edit(tmp_path, lambda document: document["model"].update(vocab_size=255))  # type: ignore[attr-defined]
+    with pytest.raises(ModelFolderError, match="tokenizer's largest id is 255, the manifest says a vocab_size of 255"):
+        load_model(tmp_path, ExecutorSettings(), EngineSettings(), NullObserver())
 
 
 def test_memory_that_the_system_refuses_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """A graph adapted to a KV type computes the same numbers, and its folder stays as it was."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from service.errors import ModelFolderError
 from service.executor.kv_layout import CPU_KV_DTYPES, KvDtype
 from service.executor.model_variant import model_variant
 
-INFO = ModelInfo("m", "llama", 10, 8, 2, 2, 1, 4, 64, None, (1,), False)
+INFO = ModelInfo("m", "llama", 6, 8, 2, 2, 1, 4, 64, None, (1,), False)
 SCALE = np.random.default_rng(7).random(6, dtype=np.float32)
 
 
@@ -24,11 +25,11 @@ def graph_path(tmp_path: Path) -> Path:
         for i in range(2)
     ]
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["tokens", 6])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["tokens", 6])
+    y = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["tokens", 6])
     scale = TensorProto(name="scale", dims=[6], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
     for key, value in {"location": WEIGHTS_NAME, "offset": 64, "length": SCALE.nbytes}.items():
         scale.external_data.add(key=key, value=str(value))
-    graph = helper.make_graph([helper.make_node("Mul", ["x", "scale"], ["y"])], "g", [x, *kv], [y], [scale])
+    graph = helper.make_graph([helper.make_node("Mul", ["x", "scale"], ["logits"])], "g", [x, *kv], [y], [scale])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     (tmp_path / PREFILL_NAME).write_bytes(model.SerializeToString())
     (tmp_path / WEIGHTS_NAME).write_bytes(bytes(64) + SCALE.tobytes())
@@ -50,9 +51,10 @@ def test_every_variant_computes_the_same_and_takes_its_kv_type(graph_path: Path,
 
 
 def test_a_damaged_graph_and_a_foreign_one_are_named(graph_path: Path) -> None:
-    wrong = ModelInfo("m", "llama", 10, 8, 3, 2, 1, 4, 64, None, (1,), False)
     with pytest.raises(ModelFolderError, match=r"prefill\.onnx: has 2 KV inputs, the manifest says 3 layers"):
-        model_variant(graph_path, wrong, KvDtype.FLOAT32)
+        model_variant(graph_path, replace(INFO, num_layers=3), KvDtype.FLOAT32)
+    with pytest.raises(ModelFolderError, match=r"prefill\.onnx: has 6 logits, the manifest says a vocab_size of 7"):
+        model_variant(graph_path, replace(INFO, vocab_size=7), KvDtype.FLOAT32)
     graph_path.write_bytes(b"\xff" * 100)
     with pytest.raises(ModelFolderError, match=r"prefill\.onnx: not a readable ONNX file"):
         model_variant(graph_path, INFO, KvDtype.FLOAT32)

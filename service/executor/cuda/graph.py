@@ -33,7 +33,7 @@ def cuda_graph(path: Path, info: ModelInfo, op_domain: str, precision: Precision
     """The graph at `path` in the types of `precision`, with attention and sampling of `op_domain`.
 
     Its external data stays where it is, relative to the folder of `path`. Raises ModelFolderError when the graph cannot
-    be read or does not have the layers of `info`.
+    be read or does not have the layers and the vocabulary of `info`.
     """
     model, kv_inputs = read_graph(path, info)
     graph = model.graph
