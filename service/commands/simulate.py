@@ -71,6 +71,7 @@ DEPLOYMENT_FLAGS = (
     NumberFlag("--replicas", whole_number(1, MAX_REPLICAS), 1, "at the start"),
     NumberFlag("--batch-window-ms", real_number(0, 60_000), 100.0, "dynamic batching: milliseconds"),
     NumberFlag("--target-itl-ms", real_number(0, 1e6), 0.0, "chunks respect these milliseconds; 0: no target"),
+    NumberFlag("--max-chunk-tokens", whole_number(0, 1 << 30), 0, "prompt tokens of a step; 0: what fits it"),
 )
 AUTOSCALE_FLAGS = (
     NumberFlag("--scale-interval-s", real_number(1e-3, MAX_SECONDS), 15.0, "seconds between looks at the load"),
@@ -199,6 +200,7 @@ def _deployment(
         batching=cast(BatchingMode, chosen["batching"]),
         batch_window_ns=round(args.batch_window_ms * 1e6) if chosen["batching"] == "dynamic" else 0,
         target_itl_ns=round(args.target_itl_ms * 1e6),
+        max_chunk_tokens=args.max_chunk_tokens,
     )
     rule = _autoscale_rule(args) if args.autoscale else None
     num_replicas = max(args.replicas, rule.min_replicas) if rule else args.replicas

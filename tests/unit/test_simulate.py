@@ -42,6 +42,20 @@ def test_host_memory_keeps_what_the_kv_buffer_has_no_room_for(capsys: pytest.Cap
     assert on["latency_ms"]["ttft"]["mean"] < off["latency_ms"]["ttft"]["mean"]
 
 
+@pytest.mark.parametrize(("bound", "num_steps"), [("0", 1), ("20", 1), ("19", 2), ("6", 4)])
+def test_prompt_is_computed_in_chunks_of_the_bound(
+    bound: str, num_steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests far from each other, of 20 prompt tokens each, in steps that take 1 ms whatever they hold."""
+    costs = {"overhead_ns": 1e6, "prefill_token_ns": 0, "decode_row_ns": 0, "context_token_ns": 0}
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps(costs))
+    flags = ["--rates", "0.1", "--step-times", str(path), "--max-chunk-tokens", bound, "--json"]
+    assert cli.main([*SMALL, *flags]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["latency_ms"]["ttft"]["median"] == pytest.approx(num_steps, rel=0.02)
+
+
 def test_page_is_self_contained_and_has_every_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "report.html"
     flags = ["--rates", "5,50", "--tenants", "a:9,b", "--goodput", "ttft:100", "--html", str(path)]
