@@ -6,6 +6,7 @@ import json
 import math
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 import uvloop
 from chairlift.inference.v1 import inference_pb2 as pb
 
-from graphs.progress import ProgressBar
+from graphs.progress import OpenProgress, ProgressBar
 from service.api.call import TENANT_KEY
 from service.api.convert import request_message
 from service.api.params import GenerationParams, TokenPrompt
@@ -114,22 +115,23 @@ async def measure(args: Namespace, feed: Feed, limits: LatencyLimits) -> list[Lo
     bar = ProgressBar()
     reports = []
     for rate in args.rates:
-        stage = f"{rate:g} requests/s"
-        result = await run_load(
-            args.target,
-            requests,
-            [time_s / rate for time_s in feed.arrival_s] or _times_s(args, rate, len(requests)),
-            metadata=feed.metadata,
-            max_seconds=args.max_seconds,
-            on_progress=lambda num_ended, num_running, stage=stage: bar(  # type: ignore[misc]
-                f"{stage}, {num_running} in flight", min(num_ended, len(requests) - 1), len(requests)
-            ),
-        )
-        bar(stage, len(requests), len(requests))
+        with bar.open(f"{rate:g} requests/s", len(requests)) as progress:
+            result = await run_load(
+                args.target,
+                requests,
+                [time_s / rate for time_s in feed.arrival_s] or _times_s(args, rate, len(requests)),
+                metadata=feed.metadata,
+                max_seconds=args.max_seconds,
+                on_progress=partial(_show, progress),
+            )
         for timeline, tenant in zip(result.timelines, feed.tenants, strict=False):  # less when the time was up
             timeline.tenant = tenant
         reports.append(load_report("", rate, result.timelines, limits, result.max_start_lag_s))
     return reports
+
+
+def _show(progress: OpenProgress, num_ended: int, num_running: int) -> None:
+    progress(num_ended, f", {num_running} in flight")
 
 
 async def _warm_up(args: Namespace, feed: Feed) -> None:

@@ -244,11 +244,8 @@ def _run_scenario(
     args: Namespace, scenario: _Scenario, tenants: tuple[Tenant, ...], limits: LatencyLimits, bar: ProgressBar
 ) -> RunReport:
     simulation = Simulation(scenario.deployment, tenants, limits)
-    stage = f"{scenario.name} {scenario.rate:g}/s"
-    simulation.run(
-        scenario.workload.requests(), lambda num_arrived: bar(stage, min(num_arrived, args.requests - 1), args.requests)
-    )
-    bar(stage, args.requests, args.requests)
+    with bar.open(f"{scenario.name} {scenario.rate:g}/s", args.requests) as progress:
+        simulation.run(scenario.workload.requests(), progress)
     return run_report(scenario.name, scenario.rate, simulation, tenants)
 
 

@@ -136,7 +136,7 @@ def test_autoscaled_deployment_grows_under_load(capsys: pytest.CaptureFixture[st
         (["--autoscale", "1:1025:8"], "most <= 1,024"),
         (["--host-kv", "off,on", "--prefix-cache", "off"], "--host-kv on: needs --prefix-cache on"),
         (["--host-kv", "on", "--batching", "continuous,static"], "needs --prefix-cache on and --batching continuous"),
-        (["--rates", "1e-6"], "all must arrive within 1e+09 s"),
+        (["--rates", "1e-6", "--outputs", "fixed:1"], "all must arrive within 1e+09 s"),
         (["--step-times", "nowhere"], "nowhere: no such file"),
         (["--html", "nowhere/at/all.html"], "its folder does not exist"),
         (["--html", "/"], "/: is a folder"),
