@@ -34,6 +34,7 @@ from service.executor.ort import ExecutionTimes, OrtExecutor
 _WARM_UP_STEPS: Final = 3
 _MOST_EVENTS: Final = 1_000_000  # that ONNX Runtime's profiler keeps; later ones are lost
 _EVENTS_BESIDE_NODES: Final = 2  # of a run
+_ABOVE_MEMORY: Final = " (unreliable: busy machine, or read from caches)"
 
 NUMBER_FLAGS: Final = (
     NumberFlag("--batch", listed(whole_number(1, MAX_NUM_SEQS)), "1,4,16,64", "sequences per step"),
@@ -122,7 +123,11 @@ def measure(arguments: Namespace) -> list[StepCost]:
 
 
 def format_table(costs: Iterable[StepCost]) -> str:
-    """A table with one line per case; times in milliseconds, with their share of the step."""
+    """A table with one line per case; times in milliseconds, with their share of the step.
+
+    A share of the memory above 1 is marked: the machine was busier while that was measured than while the steps were,
+    or the buffer fits a cache.
+    """
     parts = ("gemm", "attention", "sampling", "scheduling", "rest")
     lines = ["batch context   step ms " + "".join(f"{name:>17}" for name in parts) + "   tokens/s  KV GB/s  of memory"]
     for cost in costs:
@@ -130,9 +135,10 @@ def format_table(costs: Iterable[StepCost]) -> str:
             f"{getattr(cost, name + '_ms'):9.3f} ({getattr(cost, name + '_ms') / cost.step_ms:5.1%})" for name in parts
         )
         rate, memory = cost.kv_read_bytes_per_s / 1e9, cost.memory_read_bytes_per_s / 1e9
+        mark = _ABOVE_MEMORY if rate > memory else ""
         lines.append(
             f"{cost.batch:5} {cost.context:7} {cost.step_ms:9.2f} {shares} {cost.tokens_per_s:10.1f} {rate:8.1f} "
-            f"{rate / memory:4.0%} of {memory:.1f}"
+            f"{rate / memory:4.0%} of {memory:.1f}{mark}"
         )
     return "\n".join(lines) + "\n"
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,13 @@ def test_the_table_has_a_line_per_case(tiny_export: Callable[[str], Path], capsy
     assert step.run(parse(tiny_export("w8a8"), "--batch", "2", "--context", "16,32")) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert (header[:13], len(lines)) == ("batch context", 2)
+
+
+def test_the_table_marks_a_rate_that_no_memory_has() -> None:
+    cost = step.StepCost(2, 64, 4.0, 1.0, 1.0, 1.0, 0.5, 0.5, 500.0, 30e9, 30e9)
+    possible, impossible = step.format_table([cost, replace(cost, kv_read_bytes_per_s=31.5e9)]).splitlines()[1:]
+    assert possible.endswith("30.0 100% of 30.0")
+    assert impossible.endswith("31.5 105% of 30.0 (unreliable: busy machine, or read from caches)")
 
 
 def test_nothing_left_to_measure_is_an_error(tiny_export: Callable[[str], Path]) -> None:
