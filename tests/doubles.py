@@ -19,14 +19,13 @@ from service.api.params import ModelLimits
 from service.api.server import Server
 from service.api.settings import ServerSettings
 from service.clock import Clock, MonotonicClock
-from service.commands.assembly import scheduler_config
 from service.core.batch_state import BatchState
 from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
 from service.core.types import StepDelta, StepResult
 from service.engine.engine import Engine
 from service.engine.observer import StepTimes
-from service.engine.scheduling import SchedulingSettings
+from service.engine.scheduling import SchedulingSettings, scheduler_config
 from service.engine.settings import EngineSettings
 from service.executor.api import ExecutorLimits, StepHandle
 from service.executor.simulated import SimulatedExecutor, toy_tokens

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from service.core.plan import StepPlan
-from service.core.scheduler import Scheduler, SchedulerConfig
+from service.core.scheduler import Scheduler
 from service.core.types import Request, TokenLogprobs
+from service.engine.scheduling import scheduler_config
+from service.engine.settings import EngineSettings
 from service.executor.api import Executor, StepHandle
 
 Flight = tuple[StepPlan, StepHandle]
@@ -56,18 +58,9 @@ def run_requests(
 
 
 def scheduler_for(executor: Executor, **limits: int) -> Scheduler:
-    """A scheduler within the executor's limits, or the tighter `limits`, that keeps no blocks free."""
-    given = executor.limits
-    config = SchedulerConfig(
-        num_blocks=given.num_blocks,
-        block_size=given.block_size,
-        max_num_seqs=given.max_num_seqs,
-        max_num_batched_tokens=given.max_num_batched_tokens,
-        max_model_len=given.max_model_len,
-        watermark_fraction=0.0,
-        num_host_blocks=given.num_host_blocks,
-    )
-    return Scheduler(replace(config, **limits))
+    """A scheduler as in a server, but within the tighter `limits`; it keeps no blocks free, and copies cost nothing."""
+    config = scheduler_config(executor.limits, EngineSettings())
+    return Scheduler(replace(config, watermark_fraction=0.0, host_block_ns=0.0, **limits))
 
 
 def dispatched(executor: Executor, scheduler: Scheduler, plan: StepPlan | None) -> Flight | None:

@@ -12,14 +12,13 @@ from service.api.frontend import Frontend
 from service.api.params import ModelLimits
 from service.clock import MonotonicClock
 from service.config import ExecutorSettings
-from service.core.scheduler import Scheduler, SchedulerConfig
+from service.core.scheduler import Scheduler
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.prefix_keys import PrefixKeys
-from service.engine.scheduling import NS_PER_MS, NS_PER_S, SchedulingSettings
+from service.engine.scheduling import SchedulingSettings, scheduler_config
 from service.engine.settings import EngineSettings
 from service.errors import ConfigError, ModelFolderError
-from service.executor.api import ExecutorLimits
 from service.executor.factory import create_executor
 from service.text.chat import ChatTemplate
 from service.text.tokenizer import Tokenizer
@@ -105,37 +104,6 @@ def _chat_template(model_dir: Path, manifest: Manifest, tokenizer: Tokenizer) ->
         for name, token_id in (("bos_token", model.bos_token_id), ("eos_token", next(iter(model.eos_token_ids), None)))
     }
     return ChatTemplate.load(model_dir, **tokens)
-
-
-def scheduler_config(
-    limits: ExecutorLimits, engine: EngineSettings, scheduling: SchedulingSettings | None = None
-) -> SchedulerConfig:
-    """The scheduler's limits. Its queue also holds preempted sequences, which were admitted long before.
-
-    Raises ConfigError for settings that exclude each other.
-    """
-    scheduling = scheduling or SchedulingSettings()
-    if limits.num_host_blocks and not scheduling.uses_prefix_cache:
-        raise ConfigError("host_kv_memory keeps cached prefixes: it needs prefix_cache on and continuous batching")
-    return SchedulerConfig(
-        num_blocks=limits.num_blocks,
-        block_size=limits.block_size,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
-        max_waiting_requests=engine.max_waiting_requests + limits.max_num_seqs,
-        max_waiting_tokens=engine.max_waiting_tokens + limits.max_num_seqs * limits.max_model_len,
-        max_chunk_tokens=scheduling.max_chunk_tokens,
-        target_itl_ns=round(scheduling.target_itl_ms * NS_PER_MS),
-        prefill_share=scheduling.prefill_share,
-        max_queue_wait_ns=round(scheduling.max_queue_wait_s * NS_PER_S),
-        ordering=scheduling.ordering(),
-        prefix_cache=scheduling.uses_prefix_cache,
-        num_host_blocks=limits.num_host_blocks,
-        host_block_ns=limits.host_block_ns,
-        batching=scheduling.batching,
-        batch_window_ns=round(scheduling.batch_window_ms * NS_PER_MS) if scheduling.batching == "dynamic" else 0,
-    )
 
 
 def prefix_keys(manifest: Manifest, scheduling: SchedulingSettings) -> PrefixKeys:

@@ -4,8 +4,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from service.core.scheduler_config import MAX_WEIGHT, MIN_WEIGHT, BatchingMode, OrderingConfig, Policy
+from service.core.scheduler_config import MAX_WEIGHT, MIN_WEIGHT, BatchingMode, OrderingConfig, Policy, SchedulerConfig
 from service.engine.client import TENANT_NAME
+from service.engine.settings import EngineSettings
+from service.errors import ConfigError
+from service.executor.api import ExecutorLimits
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
@@ -92,6 +95,37 @@ class SchedulingSettings(BaseModel):
             skip_window=self.skip_window,
             max_skips=self.max_skips,
         )
+
+
+def scheduler_config(
+    limits: ExecutorLimits, engine: EngineSettings, scheduling: SchedulingSettings | None = None
+) -> SchedulerConfig:
+    """The scheduler's limits. Its queue also holds preempted sequences, which were admitted long before.
+
+    Raises ConfigError for settings that exclude each other.
+    """
+    scheduling = scheduling or SchedulingSettings()
+    if limits.num_host_blocks and not scheduling.uses_prefix_cache:
+        raise ConfigError("host_kv_memory keeps cached prefixes: it needs prefix_cache on and continuous batching")
+    return SchedulerConfig(
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        max_waiting_requests=engine.max_waiting_requests + limits.max_num_seqs,
+        max_waiting_tokens=engine.max_waiting_tokens + limits.max_num_seqs * limits.max_model_len,
+        max_chunk_tokens=scheduling.max_chunk_tokens,
+        target_itl_ns=round(scheduling.target_itl_ms * NS_PER_MS),
+        prefill_share=scheduling.prefill_share,
+        max_queue_wait_ns=round(scheduling.max_queue_wait_s * NS_PER_S),
+        ordering=scheduling.ordering(),
+        prefix_cache=scheduling.uses_prefix_cache,
+        num_host_blocks=limits.num_host_blocks,
+        host_block_ns=limits.host_block_ns,
+        batching=scheduling.batching,
+        batch_window_ns=round(scheduling.batch_window_ms * NS_PER_MS) if scheduling.batching == "dynamic" else 0,
+    )
 
 
 def _weights(text: str) -> tuple[tuple[str, float], ...]:

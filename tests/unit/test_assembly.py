@@ -11,14 +11,14 @@ from service.api.frontend import Frontend
 from service.api.params import ModelLimits
 from service.clock import MonotonicClock
 from service.commands import assembly
-from service.commands.assembly import ServedModel, load_model, prefix_keys, scheduler_config
+from service.commands.assembly import ServedModel, load_model, prefix_keys
 from service.config import ExecutorSettings
 from service.core.scheduler import Scheduler
 from service.core.scheduler_config import BatchingMode
 from service.core.types import Request, SamplingParams, StepResult
 from service.engine.engine import Engine
 from service.engine.health import EngineState
-from service.engine.scheduling import SchedulingSettings
+from service.engine.scheduling import SchedulingSettings, scheduler_config
 from service.engine.settings import EngineSettings
 from service.errors import ConfigError, ModelFolderError
 from service.text.chat import ChatTemplate

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from service.clock import MonotonicClock
-from service.commands.assembly import scheduler_config
 from service.core.scheduler import Scheduler
 from service.core.types import SamplingParams
 from service.engine.client import Terms
 from service.engine.engine import Engine
 from service.engine.health import EngineState, Heartbeat
-from service.engine.scheduling import SchedulingSettings
+from service.engine.scheduling import SchedulingSettings, scheduler_config
 from service.engine.settings import EngineSettings
 from service.errors import (
     DeadlineExceededError,

@@ -4,7 +4,6 @@ import asyncio
 
 import numpy as np
 
-from service.commands.assembly import scheduler_config
 from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
 from service.core.types import FinishReason, Request, SamplingParams, StepDelta
@@ -13,6 +12,7 @@ from service.engine.inbox import Commands, Inbox
 from service.engine.loop import EngineLoop
 from service.engine.observer import StepTimes
 from service.engine.router import OutputRouter
+from service.engine.scheduling import scheduler_config
 from service.engine.settings import EngineSettings
 from service.errors import ExecutorError
 from tests.doubles import LIMITS, PROMPT, GatedExecutor, ManualClock, NullObserver, run_async

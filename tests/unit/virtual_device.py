@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from service.commands.assembly import scheduler_config
 from service.core.batch_state import BatchState
 from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
@@ -16,6 +15,7 @@ from service.engine.inbox import Inbox
 from service.engine.loop import EngineLoop
 from service.engine.observer import StepTimes
 from service.engine.router import OutputRouter
+from service.engine.scheduling import scheduler_config
 from service.engine.settings import EngineSettings
 from service.errors import ExecutorError
 from service.executor.api import ExecutorLimits, StepHandle
