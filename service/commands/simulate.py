@@ -1,11 +1,7 @@
 """`chairlift simulate`: the real scheduler on a virtual clock, without the machine that could run the model."""
 
-import itertools
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast, get_args
 
 from graphs.progress import ProgressBar
 from service.bench.number_flags import (
@@ -19,40 +15,21 @@ from service.bench.number_flags import (
     whole_number,
 )
 from service.commands.report_output import add_output_arguments, check_output, good_limits, write_output
-from service.core.scheduler_config import MAX_KV_SLOTS, BatchingMode, OrderingConfig, Policy, SchedulerConfig
-from service.errors import ConfigError
+from service.commands.scenarios import AXES, Scenario, scenarios
+from service.core.scheduler_config import MAX_KV_SLOTS
 from service.executor.config import MAX_BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from service.report.latency_limits import LatencyLimits
-from service.sim.arrivals import arrivals_named
-from service.sim.autoscaler import MAX_REPLICAS, AutoscaleRule
-from service.sim.latency import (
-    H200_HOST_BLOCK_US,
-    H200_HOST_BLOCKS,
-    H200_NUM_BLOCKS,
-    PROFILES,
-    StepLatency,
-    load_latency,
-)
-from service.sim.lengths import RequestLengths, SeparateLengths, load_lengths, parse_lengths
+from service.sim.autoscaler import MAX_REPLICAS
+from service.sim.latency import H200_HOST_BLOCK_US, H200_HOST_BLOCKS, H200_NUM_BLOCKS, PROFILES
 from service.sim.report import RunReport, html_report, json_report, run_report, text_report
-from service.sim.router import ROUTERS
-from service.sim.run import Deployment, Simulation
-from service.sim.workload import MAX_PREFIXES, NO_PREFIXES, SharedPrefixes, Tenant, Trace, Workload, parse_tenants
+from service.sim.run import Simulation
+from service.sim.workload import MAX_PREFIXES, Tenant, parse_tenants
 
 EPILOG = """Lengths are fixed:N, uniform:LEAST:MOST or lognormal:MEDIAN:SIGMA. A trace is a file of JSON objects with
 arrival_s, prompt_tokens (or prompt_token_ids), output_tokens (or max_tokens) and perhaps tenant. Step times are a
 profile's name, a JSON object of overhead_ns, prefill_token_ns, decode_row_ns, context_token_ns and weights_ns, or what
 `chairlift bench step --json` printed. --rates, --batching, --policy, --router, --prefix-cache and --host-kv take
 several values: every combination is run, and the report compares them."""
-AXES = {
-    "batching": get_args(BatchingMode),
-    "policy": get_args(Policy),
-    "router": tuple(ROUTERS),
-    "prefix_cache": ("on", "off"),
-    "host_kv": ("off", "on"),
-}
-"""Flags that take several values, beside the rates."""
-
 WORKLOAD_FLAGS = (
     NumberFlag("--requests", whole_number(1, MAX_COUNT), 10_000, "how many"),
     NumberFlag("--prefixes", whole_number(0, MAX_PREFIXES), 0, "shared prompt prefixes of each tenant"),
@@ -80,16 +57,6 @@ AUTOSCALE_FLAGS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Scenario:
-    """One run: a name of what differs between runs, a rate, what is asked, and of whom."""
-
-    name: str
-    rate: float
-    workload: Workload | Trace
-    deployment: Deployment
-
-
 def add_arguments(parser: ArgumentParser) -> None:
     """The flags of `simulate`."""
     parser.epilog = EPILOG
@@ -104,8 +71,8 @@ def run(args: Namespace) -> int:
     limits = good_limits(args)
     tenants = parse_tenants(args.tenants)
     bar = ProgressBar()
-    scenarios = list(_scenarios(args, tenants))  # all of them are checked before the first one runs
-    reports = [_run_scenario(args, scenario, tenants, limits, bar) for scenario in scenarios]
+    runs = list(scenarios(args, tenants))  # all of them are checked before the first one runs
+    reports = [_run_scenario(args, scenario, tenants, limits, bar) for scenario in runs]
     write_output(
         args,
         lambda command: html_report(command, reports, limits),
@@ -153,95 +120,8 @@ def _add_deployment_arguments(parser: ArgumentParser) -> None:
     add_numbers(group, AUTOSCALE_FLAGS)
 
 
-def _scenarios(args: Namespace, tenants: tuple[Tenant, ...]) -> Iterator[_Scenario]:
-    """Every combination of what has several values; a name says where it differs from the others."""
-    latency = load_latency(args.step_times)
-    workloads = _workloads(args, tenants)
-    varied = [axis for axis in AXES if len(getattr(args, axis)) > 1]
-    for axis, known in AXES.items():
-        for value in getattr(args, axis):
-            if value not in known:
-                raise ConfigError(f"{axis} {value!r}: must be one of {', '.join(known)}")
-    for values in itertools.product(*(getattr(args, axis) for axis in AXES)):
-        chosen = dict(zip(AXES, values, strict=True))
-        if chosen["host_kv"] == "on" and not _has_cache(chosen):
-            raise ConfigError("--host-kv on: needs --prefix-cache on and --batching continuous, in every combination")
-        name = ", ".join(_shown(axis, chosen[axis]) for axis in varied) or chosen["policy"]
-        deployment = _deployment(args, latency, chosen, tenants)
-        for rate, workload in workloads:
-            yield _Scenario(name, rate, workload, deployment)
-
-
-def _shown(axis: str, value: str) -> str:
-    return f"{axis.replace('_', ' ')} {value}" if value in {"on", "off"} else value
-
-
-def _has_cache(chosen: dict[str, str]) -> bool:
-    return chosen["prefix_cache"] == "on" and chosen["batching"] == "continuous"
-
-
-def _deployment(
-    args: Namespace, latency: StepLatency, chosen: dict[str, str], tenants: tuple[Tenant, ...]
-) -> Deployment:
-    has_cache = _has_cache(chosen)
-    weights = tuple((tenant.name, tenant.weight) for tenant in tenants)
-    config = SchedulerConfig(
-        num_blocks=args.num_blocks,
-        block_size=args.block_size,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        max_model_len=args.max_model_len,
-        max_waiting_requests=args.max_waiting_requests,
-        max_waiting_tokens=1 << 50,
-        ordering=OrderingConfig(policy=cast(Policy, chosen["policy"]), tenant_weights=weights),
-        prefix_cache=has_cache,
-        num_host_blocks=args.host_blocks if has_cache and chosen["host_kv"] == "on" else 0,
-        host_block_ns=args.host_block_us * 1e3,
-        batching=cast(BatchingMode, chosen["batching"]),
-        batch_window_ns=round(args.batch_window_ms * 1e6) if chosen["batching"] == "dynamic" else 0,
-        target_itl_ns=round(args.target_itl_ms * 1e6),
-        max_chunk_tokens=args.max_chunk_tokens,
-    )
-    rule = _autoscale_rule(args) if args.autoscale else None
-    num_replicas = max(args.replicas, rule.min_replicas) if rule else args.replicas
-    return Deployment(config, latency, num_replicas, chosen["router"], rule)
-
-
-def _autoscale_rule(args: Namespace) -> AutoscaleRule:
-    try:
-        least, most, load = args.autoscale.split(":")
-        rule = AutoscaleRule(int(least), int(most), float(load))
-    except ValueError as error:
-        raise ConfigError(f"--autoscale {args.autoscale!r}: must be MIN:MAX:LOAD, as 1:8:64") from error
-    return replace(rule, interval_s=args.scale_interval_s, startup_s=args.startup_s, cooldown_s=args.cooldown_s)
-
-
-def _workloads(args: Namespace, tenants: tuple[Tenant, ...]) -> list[tuple[float, Workload | Trace]]:
-    """What is asked at each rate."""
-    if args.trace is not None:
-        return [(rate, Trace(args.trace, tenants, args.requests, speed=rate)) for rate in args.rates]
-    lengths = _lengths(args)
-    prefixes = SharedPrefixes(args.prefixes, args.prefix_tokens, args.prefix_share) if args.prefixes else NO_PREFIXES
-    bursts = {"burstiness": args.burstiness, "on_s": args.on_s, "off_s": args.off_s}
-    return [
-        (
-            rate,
-            Workload(
-                arrivals_named(args.arrivals, rate, **bursts), lengths, args.requests, tenants, prefixes, args.seed
-            ),
-        )
-        for rate in args.rates
-    ]
-
-
-def _lengths(args: Namespace) -> RequestLengths:
-    if args.lengths_from is not None:
-        return load_lengths(args.lengths_from)
-    return SeparateLengths(parse_lengths(args.prompts), parse_lengths(args.outputs))
-
-
 def _run_scenario(
-    args: Namespace, scenario: _Scenario, tenants: tuple[Tenant, ...], limits: LatencyLimits, bar: ProgressBar
+    args: Namespace, scenario: Scenario, tenants: tuple[Tenant, ...], limits: LatencyLimits, bar: ProgressBar
 ) -> RunReport:
     simulation = Simulation(scenario.deployment, tenants, limits)
     with bar.open(f"{scenario.name} {scenario.rate:g}/s", args.requests) as progress:
