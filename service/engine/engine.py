@@ -16,17 +16,11 @@ from service.engine.inbox import Inbox
 from service.engine.loop import EngineLoop
 from service.engine.observer import EngineObserver
 from service.engine.prefix_keys import PrefixKeys
+from service.engine.queue_room import QueueRoom
 from service.engine.router import OutputRouter
 from service.engine.settings import EngineSettings
 from service.engine.stream import TokenStream
-from service.errors import (
-    ChairliftError,
-    DrainingError,
-    EngineDeadError,
-    InvalidRequestError,
-    OverloadedError,
-    UnserviceableError,
-)
+from service.errors import ChairliftError, DrainingError, EngineDeadError
 from service.executor.api import Executor
 
 _WATCH_PERIOD_S: Final = 1.0
@@ -64,6 +58,7 @@ class Engine:
         self._error: Exception | None = None
         self._is_left_behind = False  # the thread, by `close`
         self._router: OutputRouter
+        self._room: QueueRoom
         self._thread: threading.Thread
         self._ended: asyncio.Future[None]
 
@@ -92,6 +87,7 @@ class Engine:
         """Start the thread and wait until the executor is warm. Raises what the warm-up raised."""
         loop = asyncio.get_running_loop()
         self._router = OutputRouter(loop, self._clock, self._inbox.cancel)
+        self._room = QueueRoom(self._settings, self._executor.limits, self._router)
         self._ended = loop.create_future()
         is_warm: asyncio.Future[None] = loop.create_future()
 
@@ -118,7 +114,8 @@ class Engine:
         """Start a sequence for each of `samplings`; see EngineClient."""
         terms = terms or Terms()
         now_ns = self._clock.now_ns()
-        self._check_may_submit(prompt_token_ids, samplings)
+        self._check_ready()
+        self._room.check_prompt(len(prompt_token_ids), samplings)
         root, digests = self._prefix_keys.of(prompt_token_ids, terms.tenant, self._executor.limits.block_size)
         streams: list[TokenStream] = []
         try:
@@ -181,18 +178,14 @@ class Engine:
 
     def check_room(self, num_samples: int, num_ahead: int = 0) -> None:
         """Raise what can be known without a prompt; see EngineClient."""
+        self._check_ready()
+        self._room.check(num_samples, num_ahead)
+
+    def _check_ready(self) -> None:
         if self._state is EngineState.DEAD:
             raise EngineDeadError("the engine has stopped after an error") from self._error
         if self._state is not EngineState.READY:
             raise DrainingError(f"the engine is {self._state.value}")
-        max_requests = self._settings.max_waiting_requests
-        if num_samples > max_requests:
-            limit = f"at most {max_requests} on this server, whose queue has no room for more"
-            raise InvalidRequestError("n", num_samples, limit)
-        num_waiting = self._router.waiting_requests + num_ahead
-        if num_waiting + num_samples > max_requests:
-            message = f"{num_waiting} requests wait already, of {max_requests} that may"
-            raise OverloadedError(message, self._router.retry_after_s)
 
     def _new_stream(self, request: Request) -> TokenStream:
         interval_ns = round(self._settings.stream_interval_ms * 1e6)
@@ -200,21 +193,6 @@ class Engine:
         stream = TokenStream(request.seq_id, num_prompt_tokens, self._settings.max_pending_tokens, interval_ns)
         stream.submitted_ns = request.arrival_ns
         return stream
-
-    def _check_may_submit(self, prompt_token_ids: Int32Array, samplings: Sequence[SamplingParams]) -> None:
-        limits, settings, router = self._executor.limits, self._settings, self._router
-        num_tokens, num_samples = len(prompt_token_ids), len(samplings)
-        # The last token is never fed back, so that its keys and values need no slot.
-        num_slots = num_tokens + max(sampling.max_tokens for sampling in samplings) - 1
-        num_blocks = -(-num_slots // limits.block_size)
-        if num_blocks > limits.num_blocks - 1:
-            message = f"the request may need {num_blocks} KV blocks; this server has {limits.num_blocks - 1}"
-            raise UnserviceableError(message)
-        self.check_room(num_samples)
-        # An empty queue takes any prompt, and all its samples, or they could never enter.
-        if router.waiting_requests and router.waiting_tokens + num_samples * num_tokens > settings.max_waiting_tokens:
-            message = f"{router.waiting_tokens} prompt tokens wait already, of {settings.max_waiting_tokens} that may"
-            raise OverloadedError(message, router.retry_after_s)
 
     def _run(self, loop: asyncio.AbstractEventLoop, report_warm: Callable[[], object]) -> None:
         """The engine thread."""
