@@ -9,7 +9,6 @@ from service.core.types import (
     Int32Array,
     Int64Array,
     Request,
-    SamplingParams,
 )
 
 NO_TOKEN = -1
@@ -64,12 +63,12 @@ class BatchState:
         self.temperature: Float32Array = self._int32_columns[10].view(np.float32)
         self.top_p: Float32Array = self._int32_columns[11].view(np.float32)
         self.min_p: Float32Array = self._int32_columns[12].view(np.float32)
-        self.has_ended: BoolArray = np.zeros(max_num_seqs, np.bool_)  # but keeps its row; see `EndedRows`
-        self.has_failed: BoolArray = np.zeros(max_num_seqs, np.bool_)  # and has computed what is not to be trusted
+        self._bool_columns: BoolArray = np.zeros((2, max_num_seqs), np.bool_)
+        self.has_ended: BoolArray = self._bool_columns[0]  # but keeps its row; see `EndedRows`
+        self.has_failed: BoolArray = self._bool_columns[1]  # and has computed what is not to be trusted
         # [widest, max_num_seqs], a row's in a column, padded with NO_TOKEN; a new array when the widest comes or goes
         self.stop_token_ids: Int32Array = np.full((1, max_num_seqs), NO_TOKEN, np.int32)
-        self.sampling: list[SamplingParams | None] = [None] * max_num_seqs  # the whole parameters, for rare features
-        self.eos_token_ids: list[tuple[int, ...]] = [()] * max_num_seqs
+        self.requests: list[Request | None] = [None] * max_num_seqs  # with all its parameters, for rare features
 
     @property
     def max_num_seqs(self) -> int:
@@ -109,8 +108,7 @@ class BatchState:
         self.tenant_slot[row] = tenant_slot
         self.min_num_tokens[row] = min(num_prompt_tokens + sampling.min_tokens, self.max_model_len)
         self.max_num_tokens[row] = min(num_prompt_tokens + sampling.max_tokens, self.max_model_len)
-        self.sampling[row] = sampling
-        self.eos_token_ids[row] = request.eos_token_ids
+        self.requests[row] = request
         self._set_stop_token_ids(row, request)
         return row
 
@@ -144,17 +142,13 @@ class BatchState:
         """Drop the rows outside `keep`, bool[num_rows], and bring the rows with one token left to the front."""
         num_old_rows = self.num_rows
         is_decode = keep & (self.num_tokens[:num_old_rows] - self.num_computed_tokens[:num_old_rows] == 1)
-        is_chunk = keep ^ is_decode
         split, end = int(np.count_nonzero(is_decode)), int(np.count_nonzero(keep))
         # As many decode rows sit behind the split as seats before it are wrong, and likewise for the rest.
-        seats = np.concatenate([(~is_decode[:split]).nonzero()[0], split + (~is_chunk[split:end]).nonzero()[0]])
-        movers = np.concatenate(
-            [
-                split + is_decode[split:].nonzero()[0],
-                is_chunk[:split].nonzero()[0],
-                end + is_chunk[end:].nonzero()[0],
-            ]
-        )
+        seats, movers = (~is_decode[:split]).nonzero()[0], split + is_decode[split:].nonzero()[0]
+        if split < end:
+            is_chunk = keep ^ is_decode
+            seats = np.concatenate([seats, split + (~is_chunk[split:end]).nonzero()[0]])
+            movers = np.concatenate([movers, is_chunk[:split].nonzero()[0], end + is_chunk[end:].nonzero()[0]])
         if len(movers):
             self._move(movers, seats)
         self._clear(end, num_old_rows)
@@ -169,14 +163,11 @@ class BatchState:
         width = int(self.num_blocks[sources].max())
         self.block_table[targets, :width] = self.block_table[sources, :width]
         self.block_table[targets, width:] = NULL_BLOCK
-        for columns in (self._int32_columns, self._int64_columns, self.stop_token_ids):
+        for columns in (self._int32_columns, self._int64_columns, self._bool_columns, self.stop_token_ids):
             columns[:, targets] = columns.take(sources, axis=1)
-        self.has_ended[targets] = self.has_ended[sources]
-        self.has_failed[targets] = self.has_failed[sources]
-        moved = [(self.sampling[row], self.eos_token_ids[row]) for row in sources.tolist()]
-        for target, (sampling, eos_token_ids) in zip(targets.tolist(), moved, strict=True):
-            self.sampling[target] = sampling
-            self.eos_token_ids[target] = eos_token_ids
+        moved = [self.requests[row] for row in sources.tolist()]
+        for target, request in zip(targets.tolist(), moved, strict=True):
+            self.requests[target] = request
 
     def _clear(self, start: int, end: int) -> None:
         """Leave rows start..end-1 without owner and blocks."""
@@ -186,11 +177,9 @@ class BatchState:
         self.num_blocks[start:end] = 0
         self.num_published_blocks[start:end] = 0
         self.num_resumed_tokens[start:end] = NEVER_RESUMED
-        self.has_ended[start:end] = False
-        self.has_failed[start:end] = False
+        self._bool_columns[:, start:end] = False
         self.stop_token_ids[:, start:end] = NO_TOKEN
-        self.sampling[start:end] = [None] * (end - start)
-        self.eos_token_ids[start:end] = [()] * (end - start)
+        self.requests[start:end] = [None] * (end - start)
 
     def _set_stop_token_ids(self, row: int, request: Request) -> None:
         """Fill the row's empty stop column: its stop token ids, and the model's own unless they are ignored."""

@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from service.core.chain import Chain, ChainNames
+from service.core.chain import ChainNames, Chains
 from service.core.eviction_queue import EvictionQueue
 from service.core.host_tier import HostTier
 from service.core.prefix_cache import PrefixCache
@@ -110,7 +110,7 @@ class BlockPool:
         self.host.use(host_blocks)  # first, for `take` may copy other blocks out
         blocks = self.host.copy_in(host_blocks, self.take(len(host_blocks)), len(held))
         parent = int(held[-1]) if len(held) else NULL_BLOCK
-        self.cache.add_named(Chain(parent, len(held), blocks, names))
+        self.cache.add_named(parent, len(held), names, blocks)
         return blocks
 
     def hold(self, blocks: Int32Array) -> None:
@@ -151,16 +151,18 @@ class BlockPool:
         self.cache.forget(spoilt)
         self._push_blank(spoilt)
 
-    def publish(self, chains: list[Chain]) -> None:
+    def publish(self, chains: Chains) -> bool:
         """Cache chains of blocks that rows hold, with the parents of them.
 
-        A block whose digest is cached already is given up for the one that is, in the chain and by the row.
+        A block whose digest is cached already is given up for the one that is: then `chains.blocks` has changed, and
+        this returns True; the rows are to hold what is there.
         """
         replaced = self.cache.add(chains)
         if replaced:
             own, cached = np.array(replaced, np.int32).T
             self.hold(cached)
             self.release(own)
+        return bool(replaced)
 
     def _unheld_after(self, blocks: Int32Array) -> Int32Array:
         """Count down the references to `blocks`. Returns those without one, each where it comes first."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
+
+import numpy as np
 
 from service.core.block_hash import DIGEST_BYTES, chained_digests, split_digests
-from service.core.types import NO_BLOCKS, NULL_BLOCK, Int32Array
+from service.core.types import NO_BLOCKS, NULL_BLOCK, Int32Array, Int64Array
 
 
 @dataclass(slots=True)
@@ -45,10 +47,34 @@ class Match(NamedTuple):
 NO_MATCH: Final = Match(NO_BLOCKS, NO_BLOCKS)
 
 
-class Chain(NamedTuple):
-    """Full, computed blocks of one sequence that follow each other."""
+class Chains(NamedTuple):
+    """Full, computed blocks of sequences. Those of one sequence, a chain, follow each other."""
 
-    parent: int  # the cached block before them, or the null block
-    num_before: int  # blocks of the sequence that come before them
-    blocks: Int32Array  # [num_blocks], at least one; a view of where the sequence keeps them
-    names: ChainNames  # of the sequence
+    parents: Int64Array  # [num_chains] the cached block before each chain, or the null block
+    num_before: list[int]  # [num_chains] blocks of the sequence that come before the chain
+    names: list[ChainNames]  # [num_chains] of the sequences
+    starts: Int64Array  # [num_chains] where in `blocks` each begins; it has one block at least
+    blocks: Int64Array  # [num_blocks] one chain's after the other's
+
+    @classmethod
+    def of_one(cls, parent: int, num_before: int, names: ChainNames, blocks: Int32Array | Int64Array) -> Self:
+        """A single chain."""
+        return cls(np.array([parent]), [num_before], [names], np.zeros(1, np.int64), blocks.astype(np.int64))
+
+    def blocks_of(self, place: int) -> Int64Array:
+        """A view of the blocks of one chain."""
+        end = self.starts.item(place + 1) if place + 1 < len(self.starts) else len(self.blocks)
+        return self.blocks[self.starts.item(place) : end]
+
+    def without(self, places: list[int]) -> "Chains":
+        """The other chains; their blocks are copied."""
+        left = [place for place in range(len(self.names)) if place not in places]
+        parts = [self.blocks_of(place) for place in left]
+        counts = np.array([len(part) for part in parts], np.int64)
+        return Chains(
+            self.parents[left],
+            [self.num_before[place] for place in left],
+            [self.names[place] for place in left],
+            counts.cumsum() - counts,
+            np.concatenate([*parts, np.empty(0, np.int64)]),
+        )

@@ -1,16 +1,9 @@
 """How prompts in progress share the tokens of a step."""
 
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Final
 
-
-class _Prompt(NamedTuple):
-    """A row that catches up with a prompt."""
-
-    row: int
-    turn: int
-    num_wanted: int  # tokens left to compute
-    num_slots: int  # unused ones of its blocks; negative when a copied block's tokens go to the first new one
-    is_new: bool  # admitted in this step, so that it must get a token
+_BY_TURN: Final = itemgetter(0)
 
 
 class Chunks:
@@ -28,7 +21,8 @@ class Chunks:
         self._block_size = block_size
         self._num_tokens_left = num_tokens
         self._num_blocks_left = num_blocks_left
-        self._prompts: list[_Prompt] = []
+        # (turn, row, tokens left to compute, unused slots of its blocks, was admitted in this step)
+        self._prompts: list[tuple[int, int, int, int, bool]] = []
         self._num_wanted = 0
 
     def count_out(self, num_blocks: int) -> None:
@@ -50,23 +44,26 @@ class Chunks:
         self._num_tokens_left = min(self._num_tokens_left, max(num_tokens, self._num_wanted_before(turn) + 1))
 
     def join(self, row: int, turn: int, num_wanted: int, num_slots: int, *, is_new: bool) -> None:
-        """Let a row take part; its blocks have `num_slots` unused slots."""
-        self._prompts.append(_Prompt(row, turn, num_wanted, num_slots, is_new))
+        """Let a row take part that has `num_wanted` tokens left. A new one was admitted in this step, and must get one.
+
+        Its blocks have `num_slots` unused slots; fewer than none when the first new one begins with copied tokens.
+        """
+        self._prompts.append((turn, row, num_wanted, num_slots, is_new))
         self._num_wanted += num_wanted
 
     def _num_wanted_before(self, turn: int) -> int:
         """Tokens wanted by prompts that go before one that joins now with this turn, or joined as new."""
-        return sum(prompt.num_wanted for prompt in self._prompts if prompt.is_new or prompt.turn <= turn)
+        return sum(num_wanted for own_turn, _, num_wanted, _, is_new in self._prompts if is_new or own_turn <= turn)
 
     def share(self) -> None:
         """Choose every prompt's chunk: as much as tokens and blocks are left for."""
-        for prompt in sorted(self._prompts, key=lambda prompt: prompt.turn):
-            room = prompt.num_slots + self._num_blocks_left * self._block_size
-            num_tokens = min(prompt.num_wanted, self._num_tokens_left, room)
+        for _, row, num_wanted, num_slots, _ in sorted(self._prompts, key=_BY_TURN):
+            room = num_slots + self._num_blocks_left * self._block_size
+            num_tokens = min(num_wanted, self._num_tokens_left, room)
             if num_tokens <= 0:
                 continue
-            num_blocks = max(0, -((prompt.num_slots - num_tokens) // self._block_size))
-            self.rows.append(prompt.row)
+            num_blocks = max(0, -((num_slots - num_tokens) // self._block_size))
+            self.rows.append(row)
             self.num_tokens.append(num_tokens)
             self.num_blocks.append(num_blocks)
             self._num_tokens_left -= num_tokens

@@ -85,18 +85,22 @@ class ContinuousBatching:
         """
         ordering = self._config.ordering
         passed: list[Sequence] = []
-        for count in (1, 1 + ordering.skip_window):  # the head mostly fits, and it is quicker to find alone
-            for sequence in self._queue.first(count)[len(passed) :]:
-                num_free_blocks = max_blocks
-                if sequence.status is SequenceStatus.PREEMPTED and self._batch.num_rows:
-                    num_free_blocks -= settling_blocks(self._batch, self._config.block_size)
-                hit = self._prefixes.find(sequence, num_free_blocks)
-                if hit is not None:
-                    turn = chunks.turn(step_id, sequence.num_tokens - hit.num_tokens)
-                    if chunks.has_tokens_at(turn):
-                        return sequence, hit, turn, passed
-                # A preempted one is in the middle of its answer: whoever passes it takes the blocks it waits for.
-                if sequence.num_skips >= ordering.max_skips or sequence.status is SequenceStatus.PREEMPTED:
-                    return None
-                passed.append(sequence)
+        sequence = self._queue.head()  # mostly fits, and is quicker to find alone
+        while sequence is not None:
+            is_preempted = sequence.status is SequenceStatus.PREEMPTED
+            num_free_blocks = max_blocks
+            if is_preempted and self._batch.num_rows:
+                num_free_blocks -= settling_blocks(self._batch, self._config.block_size)
+            hit = self._prefixes.find(sequence, num_free_blocks)
+            if hit is not None:
+                turn = chunks.turn(step_id, sequence.num_tokens - hit.num_tokens)
+                if chunks.has_tokens_at(turn):
+                    return sequence, hit, turn, passed
+            # A preempted one is in the middle of its answer: whoever passes it takes the blocks it waits for.
+            if is_preempted or sequence.num_skips >= ordering.max_skips:
+                return None
+            if not passed:
+                others = iter(self._queue.first(1 + ordering.skip_window)[1:])
+            passed.append(sequence)
+            sequence = next(others, None)
         return None

@@ -9,7 +9,7 @@ from service.core.plan import NO_ROWS, StepPlan
 from service.core.types import FinishReason, Int8Array, Int32Array, StepResult
 
 # Looking a member up in an enum takes longer than comparing a thousand rows.
-_ERROR = np.int8(FinishReason.ERROR)
+_NONE, _ERROR = np.int8(FinishReason.NONE), np.int8(FinishReason.ERROR)
 
 
 class EndedRows:
@@ -36,15 +36,16 @@ class EndedRows:
 
         What computed an ERROR is not to be trusted.
         """
-        if np.count_nonzero(reasons):
-            (places,) = reasons.nonzero()
+        has_reason = reasons != _NONE
+        if np.count_nonzero(has_reason):
+            places = has_reason.nonzero()[0]  # of bools it is found several times faster than of numbers
             ended_rows = rows[places]
             self._batch.has_ended[ended_rows] = True
             self._batch.has_failed[ended_rows] = reasons[places] == _ERROR
 
     def rows(self) -> tuple[Int32Array, Int32Array]:
         """All of them, and those that failed."""
-        rows = np.flatnonzero(self._batch.has_ended).astype(np.int32)
+        rows = self._batch.has_ended.nonzero()[0].astype(np.int32)
         return rows, rows[self._batch.has_failed[rows]]
 
     def live_part(self, plan: StepPlan, result: StepResult) -> tuple[StepPlan, StepResult]:

@@ -18,7 +18,7 @@ class EvictionQueue:
     def __init__(self, num_blocks: int, log: UndoLog) -> None:
         """`log` belongs to the pool."""
         self.num_blocks = 0
-        self._places: Int64Array = np.full(num_blocks, -1, np.int64)  # [num_blocks] of the block's entry; -1: none
+        self._places: Int32Array = np.full(num_blocks, -1, np.int32)  # [num_blocks] of the block's entry; -1: none
         self._entries: Int32Array = np.zeros(4 * num_blocks, np.int32)
         self._head = 0  # entries before it are gone
         self._tail = 0
@@ -93,9 +93,9 @@ class EvictionQueue:
 
     def _live(self, start: int, end: int) -> Int64Array:
         """The places from `start` to `end` whose entries count."""
-        places: Int64Array = np.arange(start, end)
+        places: Int32Array = np.arange(start, end, dtype=np.int32)
         blocks = self._entries[start:end].astype(np.int64)  # as an index several times faster than int32
-        live: Int64Array = places[self._places[blocks] == places]
+        live: Int64Array = start + (self._places[blocks] == places).nonzero()[0]
         return live
 
     def _save_sizes(self) -> None:

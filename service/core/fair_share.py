@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.core.batch_state import BatchState, Rows
-from service.core.rank_heap import RankHeap
+from service.core.rank_queue import RankQueue
 from service.core.scheduler_config import OrderingConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import Int32Array, Int64Array, Request
@@ -53,8 +53,8 @@ class FairShare:
         self._idle: OrderedDict[str, None] = OrderedDict()  # longest idle first
         self._virtual_time = 0.0
         self._num_admissions = 0
-        self._waiting: dict[int, RankHeap] = {}  # by slot; without the empty ones
-        self._all_waiting = RankHeap()
+        self._waiting: dict[int, RankQueue] = {}  # by slot; without the empty ones
+        self._all_waiting = RankQueue()
         self._least: int | None = None  # the slot that goes next, once it was looked for and until anything changes
         # What the plan in flight has admitted: charge by slot, and the counters that were chosen as the least.
         self._charges: dict[int, float] = {}
@@ -83,7 +83,7 @@ class FairShare:
 
     def push(self, sequence: Sequence) -> None:
         """Wait among the tenant's own."""
-        self._waiting.setdefault(sequence.tenant_slot, RankHeap()).push(sequence)
+        self._waiting.setdefault(sequence.tenant_slot, RankQueue()).push(sequence)
         self._all_waiting.push(sequence)
         self._note_turn(sequence.tenant_slot)
 
@@ -96,12 +96,18 @@ class FairShare:
         self._all_waiting.remove(sequence.seq_id)
         self._note_turn(sequence.tenant_slot)
 
+    def head(self) -> Sequence | None:
+        """The first one of the least served tenant; the oldest of all, at its turn."""
+        if self._is_turn_of_oldest() or not self._waiting:
+            return self._all_waiting.head()
+        return self._waiting[self._least_served()].head()
+
     def first(self, count: int) -> list[Sequence]:
         """Those of the least served tenant by rank, then those of the next; before them the oldest, at its turn."""
         found = self._all_waiting.first(1) if self._is_turn_of_oldest() else []
         if len(found) == count or not self._waiting:
             return found
-        for slot in [self._least_served()] if count == 1 else self._by_turn(count + 1):
+        for slot in self._by_turn(count + 1):
             found += [sequence for sequence in self._waiting[slot].first(count) if sequence not in found[:1]]
             if len(found) >= count:
                 break
@@ -168,8 +174,9 @@ class FairShare:
         self._least = None
         waiting = self._waiting.get(slot)
         self._turns[slot] = np.inf if waiting is None else self._counter(slot)
-        if waiting is not None:
-            self._first_ranks[slot] = waiting.first(1)[0].rank
+        first = None if waiting is None else waiting.head()
+        if first is not None:
+            self._first_ranks[slot] = first.rank
 
     def _turns_as_served(self) -> npt.NDArray[np.float64]:
         """The turns without the plan in flight: float64[number of slots]."""

@@ -63,9 +63,9 @@ class LiveSequences:
             return {}
         self.totals = self.totals.with_admissions(admissions)
         return {
-            admission.sequence.seq_id: admission.num_cached_tokens
+            admission.sequence.seq_id: admission.hit.num_tokens
             for admission in admissions
-            if admission.num_cached_tokens and admission.status is SequenceStatus.WAITING
+            if admission.hit.num_tokens and admission.status is SequenceStatus.WAITING
         }
 
     def num_tokens_to_answer(self, request: Request) -> int:
@@ -154,10 +154,11 @@ class LiveSequences:
         self._forget(self._batch.seq_ids[rows].tolist())
 
     def _forget(self, seq_ids: list[int]) -> None:
-        has_forks = bool(self.forks)
-        for seq_id in seq_ids:
-            self._policy.leave(self.by_id.pop(seq_id))
-            if has_forks:
+        sequences = [self.by_id.pop(seq_id) for seq_id in seq_ids]
+        for sequence in sequences:
+            self._policy.leave(sequence)
+        if self.forks:
+            for seq_id in seq_ids:
                 self._orphan_forks(seq_id)
         self.totals = self.totals._replace(num_finished=self.totals.num_finished + len(seq_ids))
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from service.core.batch_state import BatchState, Rows
 from service.core.fair_share import FairShare
-from service.core.rank_heap import RankHeap
+from service.core.rank_queue import RankQueue
 from service.core.scheduler_config import OrderingConfig
 from service.core.sequence import Sequence
 from service.core.types import Int32Array, Int64Array, Request
@@ -36,6 +36,10 @@ class OrderingPolicy(Protocol):
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence waits no more."""
+        ...
+
+    def head(self) -> Sequence | None:
+        """The waiting sequence that is the next one."""
         ...
 
     def first(self, count: int) -> list[Sequence]:
@@ -75,7 +79,7 @@ class FirstComeFirstServed:
 
     def __init__(self) -> None:
         self._num_ranked = 0
-        self._waiting = RankHeap()
+        self._waiting = RankQueue()
 
     def enter(self, request: Request) -> tuple[int, int]:  # noqa: ARG002  other policies look at the request
         """The next rank."""
@@ -92,6 +96,10 @@ class FirstComeFirstServed:
     def remove(self, sequence: Sequence) -> None:
         """Wait no more."""
         self._waiting.remove(sequence.seq_id)
+
+    def head(self) -> Sequence | None:
+        """The lowest rank."""
+        return self._waiting.head()
 
     def first(self, count: int) -> list[Sequence]:
         """The lowest ranks."""

@@ -135,10 +135,18 @@ class Planner:
             rows, counts, samples = rows[order], counts[order], samples[order]
         return StepPlan(
             step_id,
-            np.concatenate([roster.decode_rows, rows]),
+            self._joined(roster.decode_rows, rows),
             np.concatenate([self._ones[:num_decode_rows], counts]),
             np.concatenate([self._trues[:num_decode_rows], samples]),
             num_decode_rows + num_single,
             num_decode_rows + sum(chunks.num_tokens),
             *copies,
         )
+
+    def _joined(self, decode_rows: Int32Array, rows: Int32Array) -> Int32Array:
+        """Both. When they are the first rows of the batch, its own numbers of them: see `BatchState.as_slice`."""
+        first_rows = self._batch.first_rows(len(decode_rows) + len(rows))
+        is_dense = isinstance(self._batch.as_slice(decode_rows), slice)
+        if is_dense and not np.count_nonzero(first_rows[len(decode_rows) :] != rows):
+            return first_rows
+        return np.concatenate([decode_rows, rows])

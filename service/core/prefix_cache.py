@@ -1,11 +1,11 @@
 """Which full block holds the keys and values of which prefix."""
 
-from itertools import accumulate, islice
+from itertools import islice
 
 import numpy as np
 
 from service.core.block_hash import DIGEST_BYTES, split_digests
-from service.core.chain import NO_MATCH, Chain, ChainNames, Match
+from service.core.chain import NO_MATCH, ChainNames, Chains, Match
 from service.core.types import NO_DIGEST, NULL_BLOCK, BoolArray, Int32Array, Int64Array, ObjectArray
 from service.core.undo_log import Undo, UndoLog
 
@@ -59,45 +59,44 @@ class PrefixCache:
         matched = np.concatenate([old[:num_known], np.array(blocks, np.int32)])
         return Match(matched, self._versions[matched])
 
-    def add(self, chains: list[Chain]) -> list[tuple[int, int]]:
+    def add(self, chains: Chains) -> list[tuple[int, int]]:
         """Cache the blocks of chains.
 
-        A block whose digest is cached already is not: the one that is takes its place in `Chain.blocks`. Returns
+        A block whose digest is cached already is not: the one that is takes its place in `chains.blocks`. Returns
         (block, the one that took its place) of each.
         """
-        new: list[Chain] = []
-        known: list[Chain] = []
-        grown: list[Chain] = []
+        known: list[int] = []  # the places of chains that begin as another one does, perhaps
+        grown: dict[int, int] = {}  # by the leaf that a chain goes on behind: its place
         named: dict[bytes, int] = {}
         tails: dict[int, ChainNames] = {}
-        leaves: set[int] = set()
-        has_child = self._has_child[[chain.parent for chain in chains]].tolist()
-        for chain, is_branch in zip(chains, has_child, strict=True):
-            parent, num_before, blocks, names = chain
-            if not (self._branches_off(chain, named) if is_branch else parent not in leaves):
-                known.append(chain)
-                continue
-            new.append(chain)
-            if not is_branch:
-                leaves.add(parent)
-                grown.append(chain)
-            elif len(blocks) > 1:
-                tails[blocks.item(0)] = self._hang(names, blocks.item(0), num_before + 1)
-        for parent, num_before, _, names in grown:  # now, for a tail may have been named meanwhile
+        starts, heads = chains.starts.tolist(), chains.blocks[chains.starts].tolist()
+        ends = [*starts[1:], len(chains.blocks)]
+        has_child = self._has_child[chains.parents].tolist()
+        for place, (parent, is_branch) in enumerate(zip(chains.parents.tolist(), has_child, strict=True)):
+            num_before, names = chains.num_before[place], chains.names[place]
+            if not is_branch and parent not in grown:
+                grown[parent] = place
+            elif is_branch and (digest := self._branch(parent, num_before, names, named)):
+                head = heads[place]
+                named[digest] = head
+                if ends[place] - starts[place] > 1:
+                    tails[head] = self._hang(names, head, num_before + 1)
+            else:
+                known.append(place)
+        for parent, place in grown.items():  # now, for a tail may have been named meanwhile
+            names = chains.names[place]
             if self._tails[names.head] is not names:
-                tails[parent] = self._hang(names, parent, num_before)
-        if new:
-            self._insert(new, named, tails)
-        return [pair for chain in known for pair in self._walk(chain)]
+                tails[parent] = self._hang(names, parent, chains.num_before[place])
+        self._insert(chains.without(known) if known else chains, named, tails)
+        return [pair for place in known for pair in self._walk(chains, place)]
 
-    def add_named(self, chain: Chain) -> None:
-        """Cache blocks whose digests are known, all of them with their names. None of the digests is cached."""
-        parent, num_before, blocks, names = chain
+    def add_named(self, parent: int, num_before: int, names: ChainNames, blocks: Int32Array) -> None:
+        """Cache a chain whose digests are known, all its blocks with their names. None of the digests is cached."""
         self._name_tail(parent)  # for it has another child now
         digests = split_digests(names.digests[num_before * DIGEST_BYTES : (num_before + len(blocks)) * DIGEST_BYTES])
         named = dict(zip(digests, blocks.tolist(), strict=True))
         assert self._blocks.keys().isdisjoint(named), "the block that is cached has its place in the chain"
-        self._insert([chain], named, {})
+        self._insert(Chains.of_one(parent, num_before, names, blocks), named, {})
 
     def forget(self, blocks: Int32Array) -> None:
         """Drop cached blocks, and with each all its children."""
@@ -115,63 +114,63 @@ class PrefixCache:
     def entries(self) -> tuple[tuple[int, bytes, int], ...]:
         """(block, digest, parent) of every cached block; of a tail's, the digest is empty. For snapshots."""
         return tuple(
-            (block, self._digests[block], int(self.parents[block])) for block in np.flatnonzero(self.is_cached).tolist()
+            (block, self._digests[block], int(self.parents[block])) for block in self.is_cached.nonzero()[0].tolist()
         )
 
-    def _branches_off(self, chain: Chain, named: dict[bytes, int]) -> bool:
-        """Whether a chain behind a block with children goes on with none of them, nor with one in `named`: it is then.
+    def _branch(self, parent: int, num_before: int, names: ChainNames, named: dict[bytes, int]) -> bytes:
+        """The digest of a chain's first block, if neither a child of its parent has it nor one in `named`; else none.
 
         `named` are new blocks by digest.
         """
-        parent, num_before, blocks, names = chain
         parent_digest = self._digest_of(parent) if parent != NULL_BLOCK else NO_DIGEST  # quicker: most begin there
         start = num_before * DIGEST_BYTES
         digest = names.digests[start : start + DIGEST_BYTES] or next(names.after(num_before, parent_digest))
-        if digest in self._blocks or digest in named:
-            return False
-        named[digest] = blocks.item(0)
-        return True
+        return NO_DIGEST if digest in self._blocks or digest in named else digest
 
-    def _walk(self, chain: Chain) -> list[tuple[int, int]]:
-        """Add one chain block by block, as far as its parents have children."""
-        parent, num_before, blocks, names = chain
+    def _walk(self, chains: Chains, place: int) -> list[tuple[int, int]]:
+        """Add one of the chains block by block, as far as its parents have children."""
+        parent, num_before, names = chains.parents.item(place), chains.num_before[place], chains.names[place]
+        blocks = chains.blocks_of(place)
         replaced: list[tuple[int, int]] = []
         digests = names.after(num_before, self._digest_of(parent))
         for index, block in enumerate(blocks.tolist()):
             if not self._has_child[parent]:
-                rest = Chain(parent, num_before + index, blocks[index:], names)
-                self._insert([rest], {}, {parent: self._hang(names, parent, num_before + index)})
+                rest = Chains.of_one(parent, num_before + index, names, blocks[index:])
+                self._insert(rest, {}, {parent: self._hang(names, parent, num_before + index)})
                 break
             self._name_tail(parent)
             digest = next(digests)
             cached = self._blocks.get(digest)
             if cached is None:
-                one = Chain(parent, num_before + index, blocks[index : index + 1], names)
-                self._insert([one], {digest: block}, {})
+                one = Chains.of_one(parent, num_before + index, names, blocks[index : index + 1])
+                self._insert(one, {digest: block}, {})
             else:
                 blocks[index] = cached
                 replaced.append((block, cached))
             parent = blocks.item(index)
         return replaced
 
-    def _insert(self, chains: list[Chain], named: dict[bytes, int], tails: dict[int, ChainNames]) -> None:
+    def _insert(self, chains: Chains, named: dict[bytes, int], tails: dict[int, ChainNames]) -> None:
         """Take in chains of new blocks. Those in `named` get digests, others are, or will be, in `tails`."""
-        parts = [chain.blocks for chain in chains]
-        blocks = np.concatenate(parts).astype(np.int64)  # as an index several times faster than int32
+        blocks = chains.blocks
         parents = np.empty_like(blocks)
         parents[1:] = blocks[:-1]
-        parents[[0, *accumulate(map(len, parts[:-1]))]] = [chain.parent for chain in chains]
-        self._log.save(self.parents, blocks)
-        self._log.save(self._has_child, blocks)
-        self._log.save(self._has_child, parents)
-        self._log.save(self._next, parents)
+        parents[chains.starts] = chains.parents
+        if self._log.is_open:
+            for column, places in (
+                (self.parents, blocks),
+                (self._has_child, blocks),
+                (self._has_child, parents),
+                (self._next, parents),
+            ):
+                self._log.save(column, places)
+            self._log.add(lambda: self._remove(blocks))
         self.parents[blocks] = parents
         self.is_cached[blocks] = True
         self._has_child[blocks] = False
         self._has_child[parents] = True
         self._next[parents] = blocks
-        self._log.add(lambda: self._remove(blocks))
-        self._name(list(named.values()), list(named))
+        self._name(named)
         if tails:
             heads = list(tails)
             self._tails[heads] = list(tails.values())
@@ -204,8 +203,8 @@ class PrefixCache:
         names: ChainNames | None = self._tails[head]
         if names is None:
             return
-        self._log.save(self._tails, np.array([head]))
         self._tails[head] = None
+        self._log.add(lambda: self._tails.__setitem__(head, names))
         left: list[int] = []
         block = head
         while self._tails[block] is None:  # or another's tail begins
@@ -215,14 +214,18 @@ class PrefixCache:
                 break
             left.append(child)
             block = child
-        digests = list(islice(names.after(names.num_named, self._digests[head]), len(left)))
-        self._name(left, digests)
-        self._log.add(lambda: self._unname(left, digests))
+        digests = islice(names.after(names.num_named, self._digests[head]), len(left))
+        named = dict(zip(digests, left, strict=True))
+        self._name(named)
+        self._log.add(lambda: self._unname(left, list(named)))
 
-    def _name(self, blocks: list[int], digests: list[bytes]) -> None:
-        self._blocks.update(zip(digests, blocks, strict=True))
-        self._digests[blocks] = digests
-        self._is_key[blocks] = True
+    def _name(self, named: dict[bytes, int]) -> None:
+        """Give blocks their digests."""
+        if named:
+            self._blocks.update(named)
+            blocks = list(named.values())
+            self._digests[blocks] = list(named)
+            self._is_key[blocks] = True
 
     def _unname(self, blocks: list[int] | Int64Array, digests: list[bytes]) -> None:
         """Take their `digests` from those of `blocks` that have one."""

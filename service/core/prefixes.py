@@ -1,6 +1,7 @@
 """What sequences find in the prefix cache, and what they leave there."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from service.core.batch_state import BatchState, Rows
 from service.core.block_hash import DIGEST_BYTES, extend_digests, token_bytes
 from service.core.block_pool import BlockPool
-from service.core.chain import Chain
+from service.core.chain import ChainNames, Chains
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import NO_BLOCKS, NULL_BLOCK, BoolArray, Int32Array, Int64Array
@@ -24,6 +25,12 @@ class PrefixHit(NamedTuple):
     num_published_blocks: int  # of `blocks`, cached
     copied_block: int = NULL_BLOCK  # what the first new block is to begin with, if any
     host_blocks: Int32Array = NO_BLOCKS  # [num_restored_blocks] follow `blocks`, and are copied to new ones
+
+
+@cache
+def no_hit(num_needed_blocks: int) -> PrefixHit:
+    """Nothing of the sequence is there. Kept, for that is what most find."""
+    return PrefixHit(NO_BLOCKS, 0, 0, num_needed_blocks, 0)
 
 
 class Prefixes:
@@ -64,7 +71,7 @@ class Prefixes:
         num_tokens = sequence.num_tokens
         num_blocks = -(-num_tokens // self._block_size)
         if not self._is_on:
-            return PrefixHit(NO_BLOCKS, 0, 0, num_blocks, 0) if num_blocks <= max_needed_blocks else None
+            return no_hit(num_blocks) if num_blocks <= max_needed_blocks else None
         names = sequence.names
         if len(names.digests) < num_tokens // self._block_size * DIGEST_BYTES:
             names.digests = extend_digests(names.digests, names.root, sequence.token_ids, self._block_size)
@@ -80,7 +87,7 @@ class Prefixes:
             host_blocks = self._pool.host.find(names.digests, num_hit, max_blocks)
             num_hit += len(host_blocks)
         if not num_hit:
-            return PrefixHit(NO_BLOCKS, 0, 0, num_blocks, 0)
+            return no_hit(num_blocks)
         return PrefixHit(
             blocks,
             num_tokens=num_hit * self._block_size,
@@ -135,7 +142,7 @@ class Prefixes:
         self._computed_rows.clear()
         is_to_publish[finished_rows] = True
         is_to_publish[failed_rows] = False
-        self.publish(np.flatnonzero(is_to_publish))
+        self.publish(is_to_publish.nonzero()[0])
 
     def _are_prompts(self, rows: Rows) -> BoolArray:
         """Which of `rows` have more of their prompts to compute: bool[number of rows]."""
@@ -153,19 +160,26 @@ class Prefixes:
             return
         if num_new < len(rows):
             rows, starts, ends = rows[is_new], starts[is_new], ends[is_new]
-        self._pool.publish(self._chains(rows, starts, ends))
+        counts = ends - starts
+        firsts = counts.cumsum() - counts
+        # Entry i of a row that begins at entry `first` is its block `start` + i - `first`.
+        columns = np.arange(firsts[-1] + counts[-1]) + (starts - firsts).repeat(counts)
+        places = rows.repeat(counts), columns
+        parents = batch.block_table[rows, starts - 1].astype(np.int64)
+        parents[starts == 0] = NULL_BLOCK
+        blocks = batch.block_table[places].astype(np.int64)
+        if self._pool.publish(chains := Chains(parents, starts.tolist(), self._names(rows, ends), firsts, blocks)):
+            batch.block_table[places] = chains.blocks
         batch.num_published_blocks[rows] = ends
 
-    def _chains(self, rows: Int64Array, starts: Int32Array, ends: Int32Array) -> list[Chain]:
-        """The chain of each of `rows`, from block `starts` to before block `ends`."""
-        block_table, token_ids, block_size = self._batch.block_table, self._batch.token_ids, self._block_size
-        parents = np.where(starts > 0, block_table[rows, starts - 1], NULL_BLOCK)
-        columns = (rows, self._batch.seq_ids[rows], parents, starts, ends)
-        chains = []
-        for row, seq_id, parent, start, end in zip(*(column.tolist() for column in columns), strict=True):
+    def _names(self, rows: Int64Array, ends: Int32Array) -> list[ChainNames]:
+        """What names the blocks of each of `rows` before block `ends`."""
+        token_ids, block_size = self._batch.token_ids, self._block_size
+        found: list[ChainNames] = []
+        for row, seq_id, end in zip(rows.tolist(), self._batch.seq_ids[rows].tolist(), ends.tolist(), strict=True):
             names = self._sequences[seq_id].names
             num_known = len(names.digests) // DIGEST_BYTES
             if end > num_known:
                 names.tokens = token_bytes(token_ids[row, num_known * block_size : end * block_size])
-            chains.append(Chain(parent, start, block_table[row, start:end], names))
-        return chains
+            found.append(names)
+        return found

@@ -30,7 +30,7 @@ class _Preemption(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """The sequence left the queue for the last row, past the sequences `passed`, with a prefix from the cache.
+    """The sequence left the queue for a new row, past the sequences `passed`, with the prefix `hit` from the cache.
 
     `status` and `num_skips` are what it had in the queue.
     """
@@ -39,8 +39,7 @@ class Admission(NamedTuple):
     status: SequenceStatus
     num_skips: int
     passed: list[Sequence]
-    num_cached_tokens: int
-    num_restored_blocks: int  # that hold some of them, and were in host memory
+    hit: PrefixHit
 
 
 class Reservation:
@@ -52,11 +51,12 @@ class Reservation:
 
     def __init__(self, batch: BatchState, pool: BlockPool, queue: WaitingQueue, prefixes: Prefixes) -> None:
         self.preempted_rows: list[int] = []
+        self.admissions: list[Admission] = []  # in order; they came after the preemptions
         self._batch = batch
         self._pool = pool
         self._queue = queue
         self._prefixes = prefixes
-        self._changes: list[_Growth | _Preemption | Admission] = []
+        self._changes: list[_Growth | _Preemption] = []
         self._taken: list[Int32Array] = []
         self._inherited: list[Int32Array] = []  # taken by a later plan that was undone, and written to perhaps
         self._inherited_host: list[int] = []  # likewise, of host memory
@@ -67,11 +67,6 @@ class Reservation:
     def preempted(self) -> list[tuple[int, int]]:
         """(row, computed tokens that it gave up) of each preempted row."""
         return [(c.row, c.num_computed_tokens) for c in self._changes if isinstance(c, _Preemption)]
-
-    @property
-    def admissions(self) -> list[Admission]:
-        """The admissions, in order."""
-        return [change for change in self._changes if isinstance(change, Admission)]
 
     @property
     def copies(self) -> tuple[Int32Array, Int32Array, Int32Array]:
@@ -130,28 +125,32 @@ class Reservation:
 
         The row begins with the blocks of `hit`, and no others; one that it is to copy is in `copies`.
         """
-        batch, num_blocks = self._batch, len(hit.blocks) + len(hit.host_blocks)
+        batch = self._batch
         self._queue.admit(sequence, sequence.num_tokens - hit.num_tokens)
-        was = sequence.status, sequence.num_skips
-        self._changes.append(Admission(sequence, *was, passed, hit.num_tokens, len(hit.host_blocks)))
+        self.admissions.append(Admission(sequence, sequence.status, sequence.num_skips, passed, hit))
         sequence.status = SequenceStatus.RUNNING
         sequence.num_skips = 0
         for other in passed:
             other.num_skips += 1
         row = batch.add_row(sequence.request, sequence.token_ids, sequence.rank, sequence.tenant_slot)
         if hit.num_tokens:
-            self._pool.hold(hit.blocks)
-            batch.block_table[row, : len(hit.blocks)] = hit.blocks
-            if len(hit.host_blocks):
-                batch.block_table[row, len(hit.blocks) : num_blocks] = self._restore(sequence, hit)
-            batch.num_blocks[row] = num_blocks
-            batch.num_published_blocks[row] = hit.num_published_blocks
-            batch.num_computed_tokens[row] = hit.num_tokens
-        if hit.copied_block != NULL_BLOCK:
-            self._copies.append((hit.copied_block, row, num_blocks))
+            self._begin_with(row, hit, sequence)
         if sequence.num_preemptions:
             batch.num_resumed_tokens[row] = sequence.num_tokens
         return row
+
+    def _begin_with(self, row: int, hit: PrefixHit, sequence: Sequence) -> None:
+        """Give a new row what was found of its prefix."""
+        batch, num_held, num_blocks = self._batch, len(hit.blocks), len(hit.blocks) + len(hit.host_blocks)
+        self._pool.hold(hit.blocks)
+        batch.block_table[row, :num_held] = hit.blocks
+        if num_held < num_blocks:
+            batch.block_table[row, num_held:num_blocks] = self._restore(sequence, hit)
+        batch.num_blocks[row] = num_blocks
+        batch.num_published_blocks[row] = hit.num_published_blocks
+        batch.num_computed_tokens[row] = hit.num_tokens
+        if hit.copied_block != NULL_BLOCK:
+            self._copies.append((hit.copied_block, row, num_blocks))
 
     def accept(self) -> None:
         """Make the changes final."""
@@ -170,12 +169,12 @@ class Reservation:
                     self._batch.num_blocks[row] = len(blocks)
                     self._batch.num_computed_tokens[row] = num_computed_tokens
                     self._batch.num_published_blocks[row] = num_published_blocks
-                case Admission(sequence, status, num_skips, passed):
-                    self._batch.pop_row()
-                    sequence.status, sequence.num_skips = status, num_skips
-                    for other in passed:
-                        other.num_skips -= 1
-                    self._queue.push(sequence)
+        for sequence, status, num_skips, passed, _ in reversed(self.admissions):
+            self._batch.pop_row()
+            sequence.status, sequence.num_skips = status, num_skips
+            for other in passed:
+                other.num_skips -= 1
+            self._queue.push(sequence)
 
     def inherit(self, later: "Reservation", overwritten_host_blocks: Int32Array) -> None:
         """Drop what `later` may have overwritten, which was undone; again, should this one be undone as well."""

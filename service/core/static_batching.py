@@ -9,11 +9,10 @@ no cached prefixes, and never preempt.
 
 from service.core.batch_state import BatchState
 from service.core.chunks import Chunks
-from service.core.prefixes import PrefixHit
+from service.core.prefixes import no_hit
 from service.core.reservation import Reservation
 from service.core.roster import Roster
 from service.core.scheduler_config import SchedulerConfig
-from service.core.types import NO_BLOCKS
 from service.core.waiting_queue import WaitingQueue
 
 
@@ -46,15 +45,16 @@ class StaticBatching:
         if batch.num_rows:
             return
         num_blocks_left = config.num_blocks - 1
-        while batch.num_rows < batch.max_num_seqs and len(self._queue):
-            (sequence,) = self._queue.first(1)
+        while batch.num_rows < batch.max_num_seqs:
+            sequence = self._queue.head()
+            if sequence is None:
+                return
             sampling, num_tokens = sequence.request.sampling, sequence.num_tokens
             longest = min(num_tokens + sampling.max_tokens, config.max_model_len)
             num_blocks_left -= -(-longest // config.block_size)
             if batch.num_rows and num_blocks_left < 0:
                 return
-            hit = PrefixHit(NO_BLOCKS, 0, 0, -(-num_tokens // config.block_size), 0)
-            row = reservation.admit(sequence, hit, [])
+            row = reservation.admit(sequence, no_hit(-(-num_tokens // config.block_size)), [])
             batch.admitted_step[row] = step_id
             chunks.join(row, step_id, num_tokens, 0, is_new=False)
 

@@ -28,13 +28,12 @@ class Totals(NamedTuple):
         num_recomputed_tokens = self.num_recomputed_tokens
         num_queried_tokens, num_hit_tokens = self.num_queried_tokens, self.num_hit_tokens
         num_restored_blocks = self.num_restored_blocks
-        for admission in admissions:
-            sequence, num_cached_tokens = admission.sequence, admission.num_cached_tokens
-            num_restored_blocks += admission.num_restored_blocks
-            num_recomputed_tokens += max(0, sequence.num_computed_tokens - num_cached_tokens)
-            if admission.status is SequenceStatus.WAITING:
+        for sequence, status, _, _, hit in admissions:
+            num_restored_blocks += len(hit.host_blocks)
+            num_recomputed_tokens += max(0, sequence.num_computed_tokens - hit.num_tokens)
+            if status is SequenceStatus.WAITING:
                 num_queried_tokens += sequence.num_tokens
-                num_hit_tokens += num_cached_tokens
+                num_hit_tokens += hit.num_tokens
         return self._replace(
             num_recomputed_tokens=num_recomputed_tokens,
             num_queried_tokens=num_queried_tokens,

@@ -28,6 +28,10 @@ class WaitingQueue:
         """All sequences, the next one first. Sorts: for snapshots, not for steps."""
         return self.first(len(self))
 
+    def head(self) -> Sequence | None:
+        """The next sequence, None when nobody waits."""
+        return self._policy.head()
+
     def first(self, count: int) -> list[Sequence]:
         """Up to `count` sequences, the next one first."""
         return self._policy.first(count)

@@ -45,7 +45,9 @@ class LogitEdit:
             seen.update(batch.token_ids[row, :num_tokens], num_prompt)
         banned: tuple[int, ...] = ()
         if num_tokens + num_ahead - num_prompt < params.min_tokens:
-            banned = params.stop_token_ids + (() if params.ignore_eos else batch.eos_token_ids[row])
+            request = batch.requests[row]
+            assert request is not None, "the row belongs to a sequence"
+            banned = params.stop_token_ids + (() if params.ignore_eos else request.eos_token_ids)
         return cls(
             params=params,
             seen=seen.tokens,

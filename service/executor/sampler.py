@@ -95,8 +95,9 @@ class Sampler:
         job = SamplingJob(num_rows=num_rows, edits={}, num_logprobs={})
         for index, features_here in self._rare:
             row = int(rows[index])
-            sampling = batch.sampling[row]
-            assert sampling is not None, "only rows with parameters have features"
+            request = batch.requests[row]
+            assert request is not None, "only rows with parameters have features"
+            sampling = request.sampling
             if features_here & _EDITED:
                 seen = self._seen[int(seq_ids[index])]
                 num_ahead = int(index < num_continuing)
@@ -151,9 +152,10 @@ class Sampler:
     def _look_up(self, batch: BatchState, rows: Int32Array) -> None:
         """Find out which features the sequences that are new in `rows` ask for."""
         for row in rows.tolist():
-            sampling = batch.sampling[row]
+            request = batch.requests[row]
             self._known_seq_ids[row] = batch.seq_ids[row]
             self._features[row] = 0
-            if sampling is not None:
+            if request is not None:
+                sampling = request.sampling
                 has_logprobs = sampling.num_logprobs >= 0
                 self._features[row] = _EDITED * is_edited(sampling) | _WITH_LOGPROBS * has_logprobs

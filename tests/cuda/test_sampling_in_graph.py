@@ -41,7 +41,7 @@ def dispatched(made, context_lens: list[int], sampling: list[SamplingParams]) ->
     plan, batch = decode_plan(made, context_lens)
     for row, params in enumerate(sampling):
         batch.seq_ids[row] = 100 + row
-        batch.sampling[row] = params
+        batch.requests[row] = Request(100 + row, np.zeros(1, np.int32), params)
         for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
             getattr(batch, name)[row] = getattr(params, name)
     made.device.events.clear()

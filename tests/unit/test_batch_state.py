@@ -42,16 +42,14 @@ def check_row(batch: BatchState, row: int, seq_id: int, num_tokens: int, num_com
     assert batch.min_num_tokens[row] == num_tokens
     assert batch.max_num_tokens[row] == min(num_tokens + 4, 16)
     assert batch.stop_token_ids[:, row].tolist() == [seq_id]
-    assert batch.eos_token_ids[row] == (seq_id,)
-    assert batch.sampling[row].seed == seq_id
+    assert (batch.requests[row].eos_token_ids, batch.requests[row].sampling.seed) == ((seq_id,), seq_id)
 
 
 def check_empty(batch: BatchState, row: int) -> None:
     assert batch.seq_ids[row] == -1
     assert batch.num_blocks[row] == 0
     assert batch.block_table[row].tolist() == [0, 0, 0, 0]
-    assert batch.sampling[row] is None
-    assert batch.eos_token_ids[row] == ()
+    assert batch.requests[row] is None
 
 
 def test_add_row_fills_every_column_and_holds_no_block():

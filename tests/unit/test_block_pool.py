@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.core.block_pool import BlockPool, OutOfBlocksError
-from service.core.chain import NO_MATCH, Chain, ChainNames, Match
+from service.core.chain import NO_MATCH, ChainNames, Chains, Match
 from service.core.types import NULL_BLOCK
 
 
@@ -37,8 +37,8 @@ def chain(name: str, start: int = 0) -> bytes:
 
 def publish(pool: BlockPool, own: np.ndarray, digests: bytes, parent: int = NULL_BLOCK) -> np.ndarray:
     """Publish a row's blocks. Returns those that the row holds now."""
-    published = Chain(parent, 0, own.copy(), ChainNames(digests, b"", 4))
-    pool.publish([published])
+    published = Chains.of_one(parent, 0, ChainNames(digests, b"", 4), own)
+    assert pool.publish(published) == (published.blocks.tolist() != own.tolist())
     return published.blocks
 
 
@@ -164,10 +164,10 @@ def test_a_block_that_another_has_published_already_is_given_up_for_that():
 def test_what_a_sequence_publishes_later_is_found_behind_what_it_has_published_before():
     pool = BlockPool(8)
     own, names = pool.take(4), ChainNames(chain("abcd"), b"", 4)
-    pool.publish([Chain(NULL_BLOCK, 0, own[:2], names)])
+    pool.publish(Chains.of_one(NULL_BLOCK, 0, names, own[:2]))
     other = publish(pool, pool.take(1), digest("abx"), parent=2)
-    pool.publish([Chain(2, 2, own[2:], names)])
-    pool.publish([Chain(5, 3, pool.take(1), ChainNames(chain("abxy"), b"", 4))])
+    pool.publish(Chains.of_one(2, 2, names, own[2:]))
+    pool.publish(Chains.of_one(5, 3, ChainNames(chain("abxy"), b"", 4), pool.take(1)))
     assert pool.cache.match(chain("abcd"), 4).blocks.tolist() == own.tolist() == [1, 2, 3, 4]
     assert pool.cache.match(chain("abxyz"), 5).blocks.tolist() == [1, 2, *other.tolist(), 6]
 
@@ -175,11 +175,11 @@ def test_what_a_sequence_publishes_later_is_found_behind_what_it_has_published_b
 def test_of_a_match_only_what_has_come_or_gone_is_looked_up_again():
     pool = BlockPool(8)
     held, names = pool.take(3), ChainNames(chain("abc"), b"", 4)
-    pool.publish([Chain(NULL_BLOCK, 0, held[:2], names)])
+    pool.publish(Chains.of_one(NULL_BLOCK, 0, names, held[:2]))
     found = pool.cache.match(chain("abcd"), 4)
     assert found.blocks.tolist() == [1, 2]
     assert pool.cache.match(chain("abcd"), 4, found) is found
-    pool.publish([Chain(2, 2, held[2:], names)])
+    pool.publish(Chains.of_one(2, 2, names, held[2:]))
     longer = pool.cache.match(chain("abcd"), 4, found)
     assert longer.blocks.tolist() == [1, 2, 3]
     pool.release(held)
@@ -191,14 +191,14 @@ def test_of_a_match_only_what_has_come_or_gone_is_looked_up_again():
 def test_a_tail_that_has_grown_is_taken_back_as_far_as_it_was():
     pool = BlockPool(8)
     own, names = pool.take(4), ChainNames(chain("abcd"), b"", 4)
-    pool.publish([Chain(NULL_BLOCK, 0, own[:2], names)])
+    pool.publish(Chains.of_one(NULL_BLOCK, 0, names, own[:2]))
     before = state(pool)
     pool.begin()
-    pool.publish([Chain(2, 2, own[2:], names)])
+    pool.publish(Chains.of_one(2, 2, names, own[2:]))
     assert pool.cache.entries() == ((1, digest("a"), 0), (2, b"", 1), (3, b"", 2), (4, b"", 3))
     pool.roll_back()
     assert state(pool) == before
-    pool.publish([Chain(2, 2, own[2:3], names)])
+    pool.publish(Chains.of_one(2, 2, names, own[2:3]))
     assert pool.cache.match(chain("abcd"), 4).blocks.tolist() == [1, 2, 3]
 
 

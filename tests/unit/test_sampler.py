@@ -7,7 +7,7 @@ import pytest
 
 from graphs.op_twins_rows import sample_rows
 from service.core.batch_state import BatchState
-from service.core.types import Float32Array, Int32Array, SamplingParams
+from service.core.types import Float32Array, Int32Array, Request, SamplingParams
 from service.errors import ExecutorError
 from service.executor.logit_edits import LogitEdit, log_softmax, token_logprobs
 from service.executor.sampler import Sampler
@@ -32,6 +32,10 @@ class TwinRowSampler:
             raise ExecutorError(str(error)) from error
 
 
+def request_with(sampling: SamplingParams) -> Request:
+    return Request(0, np.zeros(1, np.int32), sampling, eos_token_ids=(EOS,))
+
+
 def batch_of(*rows: tuple[list[int], list[int], SamplingParams]) -> BatchState:
     """Rows of (prompt, output, parameters)."""
     batch = BatchState(max_num_seqs=8, max_model_len=16, block_size=4)
@@ -40,8 +44,7 @@ def batch_of(*rows: tuple[list[int], list[int], SamplingParams]) -> BatchState:
         batch.token_ids[row, : len(prompt + output)] = prompt + output
         batch.num_prompt_tokens[row] = len(prompt)
         batch.num_tokens[row] = len(prompt + output)
-        batch.sampling[row] = sampling
-        batch.eos_token_ids[row] = (EOS,)
+        batch.requests[row] = request_with(sampling)
         for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
             getattr(batch, name)[row] = getattr(sampling, name)
     return batch
@@ -170,8 +173,8 @@ def test_a_row_that_changes_its_sequence_changes_its_features() -> None:
     sampler, rows = Sampler(max_num_seqs=8), np.array([0, 1], np.int32)
     first = sampler.prepare(batch, rows)
     # Swap-remove: the last row's sequence moves into row 0.
-    batch.seq_ids[0], batch.sampling[0] = batch.seq_ids[1], penalised
-    batch.seq_ids[1], batch.sampling[1] = 777, plain
+    batch.seq_ids[0], batch.requests[0] = batch.seq_ids[1], request_with(penalised)
+    batch.seq_ids[1], batch.requests[1] = 777, request_with(plain)
     second = sampler.prepare(batch, rows)
     assert (list(first.edits), first.num_logprobs) == ([1], {1: 0})
     assert (list(second.edits), second.num_logprobs) == ([0], {0: 0})
@@ -182,7 +185,7 @@ def test_a_sequence_keeps_its_features_when_it_moves_to_another_row() -> None:
     batch = batch_of(([0], [1], SamplingParams(max_tokens=9)), ([0], [1], penalised))
     sampler = Sampler(max_num_seqs=8)
     before = sampler.prepare(batch, np.array([1], np.int32))
-    batch.seq_ids[0], batch.sampling[0], batch.num_tokens[0] = batch.seq_ids[1], penalised, 3
+    batch.seq_ids[0], batch.requests[0], batch.num_tokens[0] = batch.seq_ids[1], request_with(penalised), 3
     batch.token_ids[0, :3] = [0, 1, 5]
     after = sampler.prepare(batch, np.array([0], np.int32))
     assert ([0], [0]) == (list(before.edits), list(after.edits))
