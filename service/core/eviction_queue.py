@@ -93,6 +93,8 @@ class EvictionQueue:
 
     def _live(self, start: int, end: int) -> Int64Array:
         """The places from `start` to `end` whose entries count."""
+        if self._tail - self._head == self.num_blocks:  # no entry is dead
+            return np.arange(start, end)
         places: Int32Array = np.arange(start, end, dtype=np.int32)
         blocks = self._entries[start:end].astype(np.int64)  # as an index several times faster than int32
         live: Int64Array = start + (self._places[blocks] == places).nonzero()[0]
