@@ -74,11 +74,19 @@ class Call:
         self._code = grpc.StatusCode.OK
 
     async def abort(self, error: Exception) -> None:
-        """End the RPC with the error's status; always raises."""
+        """End the RPC with the error's status; always raises. Neither `error` nor what it came from has frames then.
+
+        gRPC keeps what it raises here, in a cycle that only the garbage collector ends, and with the frames it would
+        keep the prompt.
+        """
         self._code, reason = mapping_of(error)
         if self._code is grpc.StatusCode.INTERNAL:
             log.error("request.fault", request_id=self.request_id, reason=reason, exc_info=error)
-        await self._context.abort_with_status(status_of(error, self.request_id))
+        status = status_of(error, self.request_id)
+        cause: BaseException | None = error
+        while cause is not None:
+            cause.__traceback__, cause = None, cause.__context__
+        await self._context.abort_with_status(status)
 
     def log(self) -> None:
         """Write the request's one line."""

@@ -26,7 +26,7 @@ def prompt_of(request: pb.GenerateRequest) -> Prompt:
     if kind == "text":
         return TextPrompt(request.text)
     if kind == "token_ids":
-        return TokenPrompt(list(request.token_ids.ids))
+        return TokenPrompt(request.token_ids.ids)
     if kind == "messages":
         messages = [(message.role, message.content) for message in request.messages.messages]
         return ChatPrompt(messages)

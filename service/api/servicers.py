@@ -52,6 +52,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         except Exception as error:
             await call.abort(error)
         finally:
+            del request  # see Call.abort
             self._end(call)
 
     async def GenerateUnary(  # noqa: N802 the RPC's name
@@ -83,6 +84,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             await call.abort(error)
             raise
         finally:
+            del request  # see Call.abort
             self._end(call)
 
     def _begin(self, context: "grpc.aio.ServicerContext[object, object]") -> Call:

@@ -1,5 +1,8 @@
 """Every error a client can meet, as code and google.rpc details."""
 
+import gc
+from collections.abc import Iterator
+
 import grpc
 import pytest
 from chairlift.inference.v1 import inference_pb2 as pb
@@ -95,6 +98,34 @@ def test_unary_says_what_it_takes_when_it_is_sent_something_else(field: str, sen
         assert str(caught.value.details()).endswith(TAKES)
 
     run_async(main())
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateUnary"])
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_prompt_of_a_refused_request_is_not_kept_for_the_garbage_collector(method: str) -> None:
+    num_tokens = 777  # more than the context, and than any request of another test has
+    request = request_for([1] * num_tokens)
+    sent = (request if method == "Generate" else pb.GenerateUnaryRequest(request=request)).SerializeToString()
+    del request
+
+    async def main() -> None:
+        async with connected_toy() as toy:
+            with pytest.raises(grpc.aio.AioRpcError, match="777 tokens"):
+                if method == "Generate":
+                    await toy.channel.unary_stream(f"{SERVICE}/Generate")(sent).read()
+                else:
+                    await toy.channel.unary_unary(f"{SERVICE}/GenerateUnary")(sent)
+
+    run_async(main())
+    requests = [each for each in gc.get_objects() if type(each) is pb.GenerateRequest]
+    assert [] == [each for each in requests if len(each.token_ids.ids) == num_tokens]
 
 
 @pytest.mark.parametrize(
