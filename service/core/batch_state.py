@@ -141,7 +141,9 @@ class BatchState:
     def arrange(self, keep: BoolArray) -> None:
         """Drop the rows outside `keep`, bool[num_rows], and bring the rows with one token left to the front."""
         num_old_rows = self.num_rows
-        is_decode = keep & (self.num_tokens[:num_old_rows] - self.num_computed_tokens[:num_old_rows] == 1)
+        others = slice(self.num_decode_rows, num_old_rows)  # decode rows have one left again
+        is_decode = keep.copy()
+        is_decode[others] &= self.num_tokens[others] - self.num_computed_tokens[others] == 1
         split, end = int(np.count_nonzero(is_decode)), int(np.count_nonzero(keep))
         # As many decode rows sit behind the split as seats before it are wrong, and likewise for the rest.
         seats, movers = (~is_decode[:split]).nonzero()[0], split + is_decode[split:].nonzero()[0]

@@ -200,6 +200,7 @@ class Reservation:
             batch.num_published_blocks[row] = min(kept, int(batch.num_published_blocks[row]))
         self._drop(taken, np.unique([*overwritten_host_blocks.tolist(), *self._inherited_host]).astype(np.int32))
         if self.preempted_rows:
+            batch.num_decode_rows = 0  # they may be no decode rows any more
             batch.arrange(np.ones(batch.num_rows, np.bool_))
 
     def _drop(self, blocks: Int32Array, host_blocks: Int32Array) -> None:
