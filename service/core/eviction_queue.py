@@ -56,12 +56,12 @@ class EvictionQueue:
             live = self._live(self._head, end)[:num_missing]
             found.append(self._entries[live])
             num_missing -= len(live)
+            self.num_blocks -= len(live)
             self._head = end if num_missing else int(live[-1]) + 1
         blocks = np.concatenate(found) if found else np.empty(0, np.int32)
         index = blocks.astype(np.int64)  # several times faster than int32
         self._log.save(self._places, index)
         self._places[index] = -1
-        self.num_blocks -= count
         return blocks
 
     @property
@@ -92,7 +92,7 @@ class EvictionQueue:
         self._places[blocks] = np.arange(self._tail)
 
     def _live(self, start: int, end: int) -> Int64Array:
-        """The places from `start` to `end` whose entries count."""
+        """The places from `start` to `end` whose entries count. `start` is not before the head."""
         if self._tail - self._head == self.num_blocks:  # no entry is dead
             return np.arange(start, end)
         places: Int32Array = np.arange(start, end, dtype=np.int32)
