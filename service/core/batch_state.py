@@ -119,10 +119,10 @@ class BatchState:
     def as_slice(self, rows: Int32Array) -> Rows:
         """`rows` as a slice when they are the first ones: the steady state of decoding."""
         num_rows = len(rows)
-        if rows.base is self._row_numbers:
-            return slice(0, num_rows)
         if not num_rows or rows[-1] != num_rows - 1:
             return rows
+        if rows.base is self._row_numbers:
+            return slice(0, num_rows)
         is_all = np.count_nonzero(rows == self._row_numbers[:num_rows]) == num_rows
         return slice(0, num_rows) if is_all else rows
 

@@ -1,4 +1,4 @@
-"""Blocks of one sequence on their way into the prefix cache, and what names them there."""
+"""Blocks of sequences on their way into the prefix cache, and what names them there."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,20 +61,19 @@ class Chains(NamedTuple):
         """A single chain."""
         return cls(np.array([parent]), [num_before], [names], np.zeros(1, np.int64), blocks.astype(np.int64))
 
-    def blocks_of(self, place: int) -> Int64Array:
+    def blocks_of(self, index: int) -> Int64Array:
         """A view of the blocks of one chain."""
-        end = self.starts.item(place + 1) if place + 1 < len(self.starts) else len(self.blocks)
-        return self.blocks[self.starts.item(place) : end]
+        end = self.starts.item(index + 1) if index + 1 < len(self.starts) else len(self.blocks)
+        return self.blocks[self.starts.item(index) : end]
 
-    def without(self, places: list[int]) -> "Chains":
-        """The other chains; their blocks are copied."""
-        left = [place for place in range(len(self.names)) if place not in places]
-        parts = [self.blocks_of(place) for place in left]
+    def only(self, indices: list[int]) -> Self:
+        """Some of the chains; their blocks are copied."""
+        parts = [self.blocks_of(index) for index in indices]
         counts = np.array([len(part) for part in parts], np.int64)
-        return Chains(
-            self.parents[left],
-            [self.num_before[place] for place in left],
-            [self.names[place] for place in left],
+        return type(self)(
+            self.parents[indices],
+            [self.num_before[index] for index in indices],
+            [self.names[index] for index in indices],
             counts.cumsum() - counts,
             np.concatenate([*parts, np.empty(0, np.int64)]),
         )

@@ -3,7 +3,10 @@
 from operator import itemgetter
 from typing import Final
 
-_BY_TURN: Final = itemgetter(0)
+_BY_TURN: Final = itemgetter(1)
+
+_Prompt = tuple[int, int, int, int, bool]
+"""What `join` was given."""
 
 
 class Chunks:
@@ -21,8 +24,7 @@ class Chunks:
         self._block_size = block_size
         self._num_tokens_left = num_tokens
         self._num_blocks_left = num_blocks_left
-        # (turn, row, tokens left to compute, unused slots of its blocks, was admitted in this step)
-        self._prompts: list[tuple[int, int, int, int, bool]] = []
+        self._prompts: list[_Prompt] = []
         self._num_wanted = 0
 
     def count_out(self, num_blocks: int) -> None:
@@ -48,16 +50,16 @@ class Chunks:
 
         Its blocks have `num_slots` unused slots; fewer than none when the first new one begins with copied tokens.
         """
-        self._prompts.append((turn, row, num_wanted, num_slots, is_new))
+        self._prompts.append((row, turn, num_wanted, num_slots, is_new))
         self._num_wanted += num_wanted
 
     def _num_wanted_before(self, turn: int) -> int:
         """Tokens wanted by prompts that go before one that joins now with this turn, or joined as new."""
-        return sum(num_wanted for own_turn, _, num_wanted, _, is_new in self._prompts if is_new or own_turn <= turn)
+        return sum(num_wanted for _, own_turn, num_wanted, _, is_new in self._prompts if is_new or own_turn <= turn)
 
     def share(self) -> None:
         """Choose every prompt's chunk: as much as tokens and blocks are left for."""
-        for _, row, num_wanted, num_slots, _ in sorted(self._prompts, key=_BY_TURN):
+        for row, _, num_wanted, num_slots, _ in sorted(self._prompts, key=_BY_TURN):
             room = num_slots + self._num_blocks_left * self._block_size
             num_tokens = min(num_wanted, self._num_tokens_left, room)
             if num_tokens <= 0:

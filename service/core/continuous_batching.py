@@ -1,5 +1,7 @@
 """Continuous batching: sequences are admitted in every step, and leave when they end."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from service.core.batch_state import BatchState
@@ -85,11 +87,11 @@ class ContinuousBatching:
         """
         ordering = self._config.ordering
         passed: list[Sequence] = []
+        others: Iterator[Sequence] | None = None
         sequence = self._queue.head()  # mostly fits, and is quicker to find alone
         while sequence is not None:
-            is_preempted = sequence.status is SequenceStatus.PREEMPTED
             num_free_blocks = max_blocks
-            if is_preempted and self._batch.num_rows:
+            if sequence.status is SequenceStatus.PREEMPTED and self._batch.num_rows:
                 num_free_blocks -= settling_blocks(self._batch, self._config.block_size)
             hit = self._prefixes.find(sequence, num_free_blocks)
             if hit is not None:
@@ -97,10 +99,9 @@ class ContinuousBatching:
                 if chunks.has_tokens_at(turn):
                     return sequence, hit, turn, passed
             # A preempted one is in the middle of its answer: whoever passes it takes the blocks it waits for.
-            if is_preempted or sequence.num_skips >= ordering.max_skips:
+            if sequence.num_skips >= ordering.max_skips or sequence.status is SequenceStatus.PREEMPTED:
                 return None
-            if not passed:
-                others = iter(self._queue.first(1 + ordering.skip_window)[1:])
             passed.append(sequence)
+            others = others or iter(self._queue.first(1 + ordering.skip_window)[1:])
             sequence = next(others, None)
         return None

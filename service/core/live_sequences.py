@@ -154,9 +154,8 @@ class LiveSequences:
         self._forget(self._batch.seq_ids[rows].tolist())
 
     def _forget(self, seq_ids: list[int]) -> None:
-        sequences = [self.by_id.pop(seq_id) for seq_id in seq_ids]
-        for sequence in sequences:
-            self._policy.leave(sequence)
+        for seq_id in seq_ids:
+            self._policy.leave(self.by_id.pop(seq_id))
         if self.forks:
             for seq_id in seq_ids:
                 self._orphan_forks(seq_id)

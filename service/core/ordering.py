@@ -39,7 +39,7 @@ class OrderingPolicy(Protocol):
         ...
 
     def head(self) -> Sequence | None:
-        """The waiting sequence that is the next one."""
+        """The waiting sequence that is the next one, None when none waits."""
         ...
 
     def first(self, count: int) -> list[Sequence]:

@@ -144,9 +144,6 @@ class Planner:
         )
 
     def _joined(self, decode_rows: Int32Array, rows: Int32Array) -> Int32Array:
-        """Both. When they are the first rows of the batch, its own numbers of them: see `BatchState.as_slice`."""
-        first_rows = self._batch.first_rows(len(decode_rows) + len(rows))
-        is_dense = isinstance(self._batch.as_slice(decode_rows), slice)
-        if is_dense and not np.count_nonzero(first_rows[len(decode_rows) :] != rows):
-            return first_rows
-        return np.concatenate([decode_rows, rows])
+        """`decode_rows`, then `rows`; as `BatchState.first_rows` if they are these, which `as_slice` knows at once."""
+        joined = np.concatenate([decode_rows, rows])
+        return self._batch.first_rows(len(joined)) if isinstance(self._batch.as_slice(joined), slice) else joined

@@ -65,30 +65,33 @@ class PrefixCache:
         A block whose digest is cached already is not: the one that is takes its place in `chains.blocks`. Returns
         (block, the one that took its place) of each.
         """
-        known: list[int] = []  # the places of chains that begin as another one does, perhaps
-        grown: dict[int, int] = {}  # by the leaf that a chain goes on behind: its place
+        new: list[int] = []
+        known: list[int] = []  # begin as another one does, perhaps
+        grown: dict[int, int] = {}  # by the leaf that a chain goes on behind: its index
         named: dict[bytes, int] = {}
         tails: dict[int, ChainNames] = {}
-        starts, heads = chains.starts.tolist(), chains.blocks[chains.starts].tolist()
-        ends = [*starts[1:], len(chains.blocks)]
+        parents, heads = chains.parents.tolist(), chains.blocks[chains.starts].tolist()
         has_child = self._has_child[chains.parents].tolist()
-        for place, (parent, is_branch) in enumerate(zip(chains.parents.tolist(), has_child, strict=True)):
-            num_before, names = chains.num_before[place], chains.names[place]
+        starts = chains.starts.tolist()
+        ends = [*starts[1:], len(chains.blocks)]
+        for index, (parent, head, is_branch) in enumerate(zip(parents, heads, has_child, strict=True)):
+            num_before, names = chains.num_before[index], chains.names[index]
             if not is_branch and parent not in grown:
-                grown[parent] = place
+                grown[parent] = index
             elif is_branch and (digest := self._branch(parent, num_before, names, named)):
-                head = heads[place]
                 named[digest] = head
-                if ends[place] - starts[place] > 1:
+                if ends[index] - starts[index] > 1:
                     tails[head] = self._hang(names, head, num_before + 1)
             else:
-                known.append(place)
-        for parent, place in grown.items():  # now, for a tail may have been named meanwhile
-            names = chains.names[place]
+                known.append(index)
+                continue
+            new.append(index)
+        for parent, index in grown.items():  # now, for a tail may have been named meanwhile
+            names = chains.names[index]
             if self._tails[names.head] is not names:
-                tails[parent] = self._hang(names, parent, chains.num_before[place])
-        self._insert(chains.without(known) if known else chains, named, tails)
-        return [pair for place in known for pair in self._walk(chains, place)]
+                tails[parent] = self._hang(names, parent, chains.num_before[index])
+        self._insert(chains.only(new) if known else chains, named, tails)
+        return [pair for index in known for pair in self._walk(chains, index)]
 
     def add_named(self, parent: int, num_before: int, names: ChainNames, blocks: Int32Array) -> None:
         """Cache a chain whose digests are known, all its blocks with their names. None of the digests is cached."""
@@ -114,7 +117,7 @@ class PrefixCache:
     def entries(self) -> tuple[tuple[int, bytes, int], ...]:
         """(block, digest, parent) of every cached block; of a tail's, the digest is empty. For snapshots."""
         return tuple(
-            (block, self._digests[block], int(self.parents[block])) for block in self.is_cached.nonzero()[0].tolist()
+            (block, self._digests[block], int(self.parents[block])) for block in np.flatnonzero(self.is_cached).tolist()
         )
 
     def _branch(self, parent: int, num_before: int, names: ChainNames, named: dict[bytes, int]) -> bytes:
@@ -127,31 +130,34 @@ class PrefixCache:
         digest = names.digests[start : start + DIGEST_BYTES] or next(names.after(num_before, parent_digest))
         return NO_DIGEST if digest in self._blocks or digest in named else digest
 
-    def _walk(self, chains: Chains, place: int) -> list[tuple[int, int]]:
+    def _walk(self, chains: Chains, index: int) -> list[tuple[int, int]]:
         """Add one of the chains block by block, as far as its parents have children."""
-        parent, num_before, names = chains.parents.item(place), chains.num_before[place], chains.names[place]
-        blocks = chains.blocks_of(place)
+        parent, num_before, names = chains.parents.item(index), chains.num_before[index], chains.names[index]
+        blocks = chains.blocks_of(index)
         replaced: list[tuple[int, int]] = []
         digests = names.after(num_before, self._digest_of(parent))
-        for index, block in enumerate(blocks.tolist()):
+        for offset, block in enumerate(blocks.tolist()):
             if not self._has_child[parent]:
-                rest = Chains.of_one(parent, num_before + index, names, blocks[index:])
-                self._insert(rest, {}, {parent: self._hang(names, parent, num_before + index)})
+                rest = Chains.of_one(parent, num_before + offset, names, blocks[offset:])
+                self._insert(rest, {}, {parent: self._hang(names, parent, num_before + offset)})
                 break
             self._name_tail(parent)
             digest = next(digests)
             cached = self._blocks.get(digest)
             if cached is None:
-                one = Chains.of_one(parent, num_before + index, names, blocks[index : index + 1])
+                one = Chains.of_one(parent, num_before + offset, names, blocks[offset : offset + 1])
                 self._insert(one, {digest: block}, {})
             else:
-                blocks[index] = cached
+                blocks[offset] = cached
                 replaced.append((block, cached))
-            parent = blocks.item(index)
+            parent = blocks.item(offset)
         return replaced
 
     def _insert(self, chains: Chains, named: dict[bytes, int], tails: dict[int, ChainNames]) -> None:
-        """Take in chains of new blocks. Those in `named` get digests, others are, or will be, in `tails`."""
+        """Take in chains of new blocks. Those in `named` get digests, others are, or will be, in `tails`.
+
+        `chains.blocks` is kept to undo it: nobody writes to it any more.
+        """
         blocks = chains.blocks
         parents = np.empty_like(blocks)
         parents[1:] = blocks[:-1]

@@ -27,9 +27,9 @@ class PrefixHit(NamedTuple):
     host_blocks: Int32Array = NO_BLOCKS  # [num_restored_blocks] follow `blocks`, and are copied to new ones
 
 
-@cache
+@cache  # no more entries than a sequence has blocks; to make a tuple at each admission takes 1 % of a large step
 def no_hit(num_needed_blocks: int) -> PrefixHit:
-    """Nothing of the sequence is there. Kept, for that is what most find."""
+    """Nothing of the sequence is there."""
     return PrefixHit(NO_BLOCKS, 0, 0, num_needed_blocks, 0)
 
 
@@ -164,16 +164,17 @@ class Prefixes:
         firsts = counts.cumsum() - counts
         # Entry i of a row that begins at entry `first` is its block `start` + i - `first`.
         columns = np.arange(firsts[-1] + counts[-1]) + (starts - firsts).repeat(counts)
-        places = rows.repeat(counts), columns
-        parents = batch.block_table[rows, starts - 1].astype(np.int64)
+        cells = rows.repeat(counts), columns
+        parents = batch.block_table[rows, starts - 1].astype(np.int64)  # of no meaning where `start` is 0
         parents[starts == 0] = NULL_BLOCK
-        blocks = batch.block_table[places].astype(np.int64)
-        if self._pool.publish(chains := Chains(parents, starts.tolist(), self._names(rows, ends), firsts, blocks)):
-            batch.block_table[places] = chains.blocks
+        blocks = batch.block_table[cells].astype(np.int64)
+        chains = Chains(parents, starts.tolist(), self._names(rows, ends), firsts, blocks)
+        if self._pool.publish(chains):
+            batch.block_table[cells] = chains.blocks
         batch.num_published_blocks[rows] = ends
 
     def _names(self, rows: Int64Array, ends: Int32Array) -> list[ChainNames]:
-        """What names the blocks of each of `rows` before block `ends`."""
+        """What names the blocks of each of `rows` before block `ends`: the tokens without digests are noted there."""
         token_ids, block_size = self._batch.token_ids, self._block_size
         found: list[ChainNames] = []
         for row, seq_id, end in zip(rows.tolist(), self._batch.seq_ids[rows].tolist(), ends.tolist(), strict=True):

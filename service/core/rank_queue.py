@@ -13,7 +13,7 @@ class RankQueue:
     """A queue of (rank, seq_id). Removed entries stay until they surface, or until they outnumber the live ones.
 
     Most sequences come in the order of their ranks: these are kept in that order, and the lowest is taken from the
-    front, where a heap would compare its way through entries that no cache holds any more. The others are in a heap.
+    front, where a heap would compare its way through entries that the CPU's caches lost long ago. Others are in a heap.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class RankQueue:
             self._heap.clear()
 
     def head(self) -> Sequence | None:
-        """The sequence of the lowest rank."""
+        """The sequence of the lowest rank, None when there is none."""
         in_order, heap, sequences = self._in_order, self._heap, self._sequences
         while in_order and in_order[0][1] not in sequences:
             in_order.popleft()

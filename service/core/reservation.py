@@ -51,7 +51,7 @@ class Reservation:
 
     def __init__(self, batch: BatchState, pool: BlockPool, queue: WaitingQueue, prefixes: Prefixes) -> None:
         self.preempted_rows: list[int] = []
-        self.admissions: list[Admission] = []  # in order; they came after the preemptions
+        self.admissions: list[Admission] = []  # in order; none in a plan that preempts
         self._batch = batch
         self._pool = pool
         self._queue = queue

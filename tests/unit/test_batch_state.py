@@ -15,7 +15,9 @@ def add(batch: BatchState, seq_id: int, num_tokens: int, *, num_computed: int = 
     """Add a row whose tokens are seq_id * 100 + position, with the blocks seq_id * 10 + n."""
     tokens = (seq_id * 100 + np.arange(num_tokens)).astype(np.int32)
     params = SamplingParams(max_tokens=4, temperature=seq_id / 8, top_k=seq_id, seed=seq_id, **sampling)  # type: ignore[arg-type]
-    row = batch.add_row(Request(seq_id, tokens, params, (seq_id,)), tokens, rank=seq_id)
+    row = batch.add_row(Request(seq_id, tokens, params, (seq_id,)), tokens, rank=seq_id, tenant_slot=seq_id + 1)
+    batch.admitted_step[row] = seq_id + 2
+    batch.has_ended[row], batch.has_failed[row] = seq_id % 2, seq_id % 4 == 1
     num_blocks = -(-num_computed // 4)
     batch.num_computed_tokens[row] = num_computed
     batch.num_blocks[row] = num_blocks
@@ -39,6 +41,8 @@ def check_row(batch: BatchState, row: int, seq_id: int, num_tokens: int, num_com
         seq_id,
         seq_id,
     )
+    assert (batch.tenant_slot[row], batch.admitted_step[row]) == (seq_id + 1, seq_id + 2)
+    assert (batch.has_ended[row], batch.has_failed[row]) == (seq_id % 2, seq_id % 4 == 1)
     assert batch.min_num_tokens[row] == num_tokens
     assert batch.max_num_tokens[row] == min(num_tokens + 4, 16)
     assert batch.stop_token_ids[:, row].tolist() == [seq_id]
@@ -50,6 +54,7 @@ def check_empty(batch: BatchState, row: int) -> None:
     assert batch.num_blocks[row] == 0
     assert batch.block_table[row].tolist() == [0, 0, 0, 0]
     assert batch.requests[row] is None
+    assert not batch.has_ended[row] and not batch.has_failed[row]
 
 
 def test_add_row_fills_every_column_and_holds_no_block():
@@ -182,3 +187,12 @@ def test_blocks_of_lists_rows_in_order_without_padding():
     add(batch, 3, 9, num_computed=5)
     assert batch.blocks_of(np.array([2, 1, 0], np.int32)).tolist() == [30, 31, 10, 11, 12]
     assert batch.blocks_of(np.zeros(0, np.int32)).tolist() == []
+
+
+def test_only_the_first_rows_are_a_slice():
+    batch = make_batch()
+    first = batch.first_rows(5)
+    assert batch.as_slice(first) == slice(0, 5)
+    assert batch.as_slice(first.copy()) == slice(0, 5)
+    for rows in (first[2:], first[2:].copy(), np.array([1, 0, 2], np.int32), np.zeros(0, np.int32)):
+        assert batch.as_slice(rows) is rows

@@ -202,6 +202,28 @@ def test_a_tail_that_has_grown_is_taken_back_as_far_as_it_was():
     assert pool.cache.match(chain("abcd"), 4).blocks.tolist() == [1, 2, 3]
 
 
+def test_chains_of_several_sequences_are_published_together():
+    pool = BlockPool(20)
+    base = published(pool, "ab")
+    table = pool.take(8)
+    assert table.tolist() == [3, 4, 5, 6, 7, 8, 9, 10]
+    names = [ChainNames(chain(name), b"", 4) for name in ("abcd", "abce", "abxy", "qr")]
+    # Two behind the leaf that begin alike, one that does not, and one behind nothing.
+    chains = Chains(
+        np.array([base[1], base[1], base[1], NULL_BLOCK]),
+        [2, 2, 2, 0],
+        names,
+        np.array([0, 2, 4, 6]),
+        table.astype(np.int64),
+    )
+    assert pool.publish(chains)
+    assert chains.blocks.tolist() == [3, 4, 3, 6, 7, 8, 9, 10]
+    assert (pool.ref_counts[3], pool.ref_counts[5]) == (2, 0)
+    for name, held in (("abcd", [1, 2, 3, 4]), ("abce", [1, 2, 3, 6]), ("abxy", [1, 2, 7, 8]), ("qr", [9, 10])):
+        assert pool.cache.match(chain(name), len(name)).blocks.tolist() == held
+    assert [block for block, _, _ in pool.cache.entries()] == [1, 2, 3, 4, 6, 7, 8, 9, 10]
+
+
 def test_a_held_block_is_never_evicted():
     pool = BlockPool(4)
     pool.release(published(pool, "abc"))

@@ -60,3 +60,14 @@ def test_a_sequence_that_left_and_came_back_several_times_counts_once():
         queue.remove(4)
     queue.push(back)
     assert queue.first(3) == [back, others[1], others[2]]
+
+
+def test_what_is_left_keeps_its_order_when_entries_of_others_are_dropped():
+    queue, live = RankQueue(), [sequence(1, 9), sequence(2, 3), sequence(3, 6)]
+    for one in live:
+        queue.push(one)
+    for _ in range(30):  # behind the others, so that none of the entries surfaces
+        queue.push(sequence(4, 10))
+        queue.remove(4)
+    assert queue.head() is live[1]
+    assert queue.first(3) == [live[1], live[2], live[0]]
