@@ -1,5 +1,6 @@
 """What is refused at the door."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from service.core.budget import TokenRate
@@ -48,25 +49,28 @@ def check_room(request: Request, queue: WaitingQueue, rate: TokenRate, config: S
 
 
 def check_deadline(
-    request: Request, num_tokens: int, step_time: StepTimeModel, config: SchedulerConfig, idle_ns: int
+    request: Request, counts: Iterable[int], step_time: StepTimeModel, config: SchedulerConfig, idle_ns: int
 ) -> None:
     """Refuse what is not expected to be done in time even if all goes well: DeadlineExceededError.
 
-    The least time is that of `num_tokens`, the uncached prompt tokens that wait before it and its own, in the largest
-    steps, and of the output tokens that must come, alone on the machine; 0 while the model has measured too little. An
-    engine that has had nothing to do for a second, as `idle_ns` says, tries: its prices may be of a time when the
-    machine was paused, and while it only refuses it learns no others.
+    `counts` are the prompt tokens to compute before its first one, estimated better and better; the next one is asked
+    for while it cannot be done by the one before. The least time is that of these, in the largest steps, and of the
+    output tokens that must come, alone on the machine; 0 while the model has measured too little. An engine that has
+    had nothing to do for a second, as `idle_ns` says, tries: its prices may be of a time when the machine was paused,
+    and while it only refuses it learns no others.
     """
     if request.deadline_ns is None:
         return
     left_ns = request.deadline_ns - request.arrival_ns
     if left_ns <= 0:
         raise DeadlineExceededError("the deadline passed before the request reached the queue")
-    least_ns = 0.0
-    if idle_ns < _REST_NS:
+    if idle_ns >= _REST_NS:
+        return
+    for num_tokens in counts:
         least_ns = step_time.least_answer_ns(num_tokens, request.sampling.min_tokens, config.max_num_batched_tokens)
-    if left_ns <= least_ns:
-        raise DeadlineExceededError(
-            f"the deadline is in {left_ns / 1e9:.3f} s, but {num_tokens} prompt tokens, those that wait before "
-            f"included, and the output take {least_ns / 1e9:.3f} s at least"
-        )
+        if left_ns > least_ns:
+            return
+    raise DeadlineExceededError(
+        f"the deadline is in {left_ns / 1e9:.3f} s, but {num_tokens} prompt tokens, those that wait before "
+        f"included, and the output take {least_ns / 1e9:.3f} s at least"
+    )

@@ -113,10 +113,10 @@ class FairShare:
                 break
         return found[:count]
 
-    def num_tokens_before(self, request: Request) -> int:
+    def num_tokens_before(self, request: Request, longest: int | None = None) -> int:
         """What the tenant itself has waiting."""
         slot = self._slots.get(request.tenant)
-        return self._waiting[slot].num_tokens if slot in self._waiting else 0
+        return self._waiting[slot].num_tokens_of(longest) if slot in self._waiting else 0
 
     def standing(self, batch: BatchState, rows: Int32Array) -> Int64Array:
         """Rows of the least served tenant first, a tenant's own by rank."""

@@ -1,6 +1,6 @@
 """Every live sequence, from its coming to its end."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -68,13 +68,19 @@ class LiveSequences:
             if admission.hit.num_tokens and admission.status is SequenceStatus.WAITING
         }
 
-    def num_tokens_to_answer(self, request: Request) -> int:
-        """Tokens to compute before a new request has its first one: uncached ones of the queue before it, and its own.
+    def num_tokens_to_answer(self, request: Request) -> Iterator[int]:
+        """Tokens to compute before a new request has its first one: a number quick to find, then one no larger.
 
-        A fork has the prompt of its leader, live as that is, but for the last token.
+        The first counts all that are expected to be admitted before it, less what such prompts mostly find in the
+        cache, and its own. The second leaves out what is cached of its own, and prompts that are longer: it passes
+        them (see `Chunks`). A fork has the prompt of its leader, live as that is, but for the last token.
         """
-        num_own_tokens = 1 if request.fork_of in self.by_id else len(request.prompt_token_ids)
-        return round((self._policy.num_tokens_before(request) + num_own_tokens) * self.totals.uncached_share)
+        is_fork, uncached_share = request.fork_of in self.by_id, self.totals.uncached_share
+        num_own_tokens = 1 if is_fork else len(request.prompt_token_ids)
+        yield num_own_tokens + round(self._policy.num_tokens_before(request) * uncached_share)
+        if not is_fork:
+            num_own_tokens -= self.prefixes.num_cached_tokens(request)
+        yield num_own_tokens + round(self._policy.num_tokens_before(request, num_own_tokens) * uncached_share)
 
     def enter(self, request: Request) -> None:
         """Queue a new sequence, or let it wait for the one that computes its prompt."""

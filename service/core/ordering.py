@@ -46,8 +46,11 @@ class OrderingPolicy(Protocol):
         """Up to `count` waiting sequences, the next one first."""
         ...
 
-    def num_tokens_before(self, request: Request) -> int:
-        """Known tokens of the sequences that are expected to be admitted before a new request."""
+    def num_tokens_before(self, request: Request, longest: int | None = None) -> int:
+        """Known tokens of the sequences that are expected to be admitted before a new request.
+
+        With a limit, only of those that have `longest` at most: that looks at each of them.
+        """
         ...
 
     def standing(self, batch: BatchState, rows: Int32Array) -> Int64Array:
@@ -105,9 +108,9 @@ class FirstComeFirstServed:
         """The lowest ranks."""
         return self._waiting.first(count)
 
-    def num_tokens_before(self, request: Request) -> int:  # noqa: ARG002  see `enter`
+    def num_tokens_before(self, request: Request, longest: int | None = None) -> int:  # noqa: ARG002  see `enter`
         """All that wait, though some of them may be passed."""
-        return self._waiting.num_tokens
+        return self._waiting.num_tokens_of(longest)
 
     def standing(self, batch: BatchState, rows: Int32Array) -> Int64Array:
         """By rank."""
@@ -144,8 +147,8 @@ class PriorityWithAging(FirstComeFirstServed):
         """When the request came, or would have come with priority 0."""
         return request.arrival_ns - request.priority * self._aging_ns, NO_TENANT
 
-    def num_tokens_before(self, request: Request) -> int:  # noqa: ARG002  it may pass everybody
-        """None: it may be the next one."""
+    def num_tokens_before(self, request: Request, longest: int | None = None) -> int:  # noqa: ARG002
+        """None: it may pass everybody."""
         return 0
 
 

@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from service.core.batch_state import BatchState, Rows
-from service.core.block_hash import DIGEST_BYTES, extend_digests, token_bytes
+from service.core.block_hash import DIGEST_BYTES, extend_digests, tenant_root, token_bytes
 from service.core.block_pool import BlockPool
 from service.core.chain import ChainNames, Chains
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
-from service.core.types import NO_BLOCKS, NULL_BLOCK, BoolArray, Int32Array, Int64Array
+from service.core.types import NO_BLOCKS, NULL_BLOCK, BoolArray, Int32Array, Int64Array, Request
 
 
 class PrefixHit(NamedTuple):
@@ -66,6 +66,20 @@ class Prefixes:
             if fork is not None:
                 return fork if fork.num_needed_blocks <= max_needed_blocks else None
         return self._cached(sequence, max_needed_blocks)
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens of a new prompt that it would find if it were admitted now."""
+        if not self._is_on:
+            return 0
+        num_blocks = (len(request.prompt_token_ids) - 1) // self._block_size
+        digests = request.block_digests
+        if len(digests) < num_blocks * DIGEST_BYTES:
+            root = request.cache_root or tenant_root("", request.tenant)
+            digests = extend_digests(digests, root, request.prompt_token_ids, self._block_size)
+        num_hit = len(self._pool.cache.match(digests, num_blocks).blocks)
+        if self._pool.host is not None and num_hit < num_blocks:
+            num_hit += len(self._pool.host.find(digests, num_hit, num_blocks))
+        return num_hit * self._block_size
 
     def _cached(self, sequence: Sequence, max_needed_blocks: int) -> PrefixHit | None:
         num_tokens = sequence.num_tokens

@@ -26,6 +26,13 @@ class RankQueue:
         """Sequences that are here."""
         return len(self._sequences)
 
+    def num_tokens_of(self, longest: int | None) -> int:
+        """Known tokens of all that are here, or of those that have `longest` at most."""
+        if longest is None:
+            return self.num_tokens
+        lengths = (sequence.num_tokens for sequence in self._sequences.values())
+        return sum(num_tokens for num_tokens in lengths if num_tokens <= longest)
+
     def push(self, sequence: Sequence) -> None:
         """Take in a sequence."""
         entry = (sequence.rank, sequence.seq_id)

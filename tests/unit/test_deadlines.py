@@ -222,5 +222,34 @@ def test_prompts_that_are_certainly_admitted_before_count(policy: str, tenant: s
     scheduler = measured(OrderingConfig(policy))  # type: ignore[arg-type]
     ask(scheduler, 1, num_tokens=200, tenant="a")
     ask(scheduler, 2, num_tokens=100, tenant="b")
-    with pytest.raises(DeadlineExceededError, match=f"{num_before + 10} prompt tokens"):
-        ask(scheduler, 3, tenant=tenant, num_tokens=10, deadline_ns=1)
+    ask(scheduler, 3, num_tokens=201, tenant=tenant)  # computed after the new one, which is shorter
+    with pytest.raises(DeadlineExceededError, match=f" {num_before + 200} prompt tokens"):
+        ask(scheduler, 4, tenant=tenant, num_tokens=200, deadline_ns=1)
+
+
+@pytest.mark.parametrize(("left_ms", "is_taken"), [(89, False), (91, True)])
+def test_a_short_prompt_may_pass_a_long_one_in_time(left_ms: int, is_taken: bool):
+    """70 tokens take two steps of 10 ms, and 1 ms each; the 200 tokens before them wait meanwhile."""
+    scheduler = measured()
+    ask(scheduler, 1, num_tokens=200)
+    if is_taken:
+        ask(scheduler, 2, num_tokens=70, deadline_ns=left_ms * MS)
+    else:
+        with pytest.raises(DeadlineExceededError, match=" 70 prompt tokens"):
+            ask(scheduler, 2, num_tokens=70, deadline_ns=left_ms * MS)
+
+
+@pytest.mark.parametrize(("left_ms", "is_taken"), [(11, False), (13, True)])
+def test_what_is_cached_of_the_prompt_takes_no_time(left_ms: int, is_taken: bool):
+    """Of 90 tokens 88 are in full blocks of 4: two are left, 10 + 2 ms."""
+    scheduler = measured()
+    prompt = np.arange(90, dtype=np.int32)
+    scheduler.add(Request(1, prompt, SamplingParams(1)))
+    while scheduler.has_work:
+        commit(scheduler, scheduler.plan(10**10))
+    repeated = Request(2, prompt, SamplingParams(1), deadline_ns=left_ms * MS)
+    if is_taken:
+        scheduler.add(repeated)
+    else:
+        with pytest.raises(DeadlineExceededError, match=" 2 prompt tokens"):
+            scheduler.add(repeated)

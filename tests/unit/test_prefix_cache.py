@@ -51,6 +51,15 @@ def test_another_tenant_with_the_same_prompt_has_no_hit():
     assert commit(scheduler, plan).cached_prompt_tokens == {}
 
 
+def test_a_prompt_that_fills_the_context_is_found_again():
+    scheduler = make(max_num_batched_tokens=32)
+    prompt = list(range(1, 32))  # with its one token of output, all blocks that a sequence can have
+    add(scheduler, 1, prompt, max_tokens=1)
+    assert step(scheduler) == [(1, 31, True)]
+    add(scheduler, 2, prompt, max_tokens=1)
+    assert step(scheduler) == [(2, 3, True)]
+
+
 def test_a_hit_leaves_the_last_token_to_compute():
     scheduler = make()
     run_to_the_end(scheduler, 1, PROMPT[:8])
