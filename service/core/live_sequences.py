@@ -63,9 +63,9 @@ class LiveSequences:
             return {}
         self.totals = self.totals.with_admissions(admissions)
         return {
-            admission.sequence.seq_id: admission.hit.num_tokens
-            for admission in admissions
-            if admission.hit.num_tokens and admission.status is SequenceStatus.WAITING
+            sequence.seq_id: hit.num_tokens
+            for sequence, status, _, _, hit in admissions
+            if hit.num_tokens and status is SequenceStatus.WAITING
         }
 
     def num_tokens_to_answer(self, request: Request) -> Iterator[int]:

@@ -145,5 +145,8 @@ class Planner:
 
     def _joined(self, decode_rows: Int32Array, rows: Int32Array) -> Int32Array:
         """`decode_rows`, then `rows`; as `BatchState.first_rows` if they are these, which `as_slice` knows at once."""
-        joined = np.concatenate([decode_rows, rows])
-        return self._batch.first_rows(len(joined)) if isinstance(self._batch.as_slice(joined), slice) else joined
+        first_rows = self._batch.first_rows(len(decode_rows) + len(rows))
+        has_first_rows = isinstance(self._batch.as_slice(decode_rows), slice)
+        if has_first_rows and rows.tolist() == first_rows[len(decode_rows) :].tolist():
+            return first_rows
+        return np.concatenate([decode_rows, rows])

@@ -36,6 +36,18 @@ def test_a_prompt_that_the_step_in_flight_completes_goes_on_with_the_token_that_
     assert (10, 9) == (batch.num_tokens[0], batch.num_computed_tokens[0])
 
 
+def test_rows_come_in_the_order_in_which_they_decode() -> None:
+    """One token of 2 tokens, of 1 and of 20: the second decodes, and the first is done in the same step."""
+    scheduler = make(max_num_batched_tokens=8)
+    for seq_id, num_tokens in ((1, 2), (2, 1), (3, 20)):
+        add(scheduler, seq_id, num_tokens)
+    first, ahead = ahead_of(scheduler)
+    assert first.rows.tolist() == [1, 0, 2]
+    assert scheduled(scheduler, first) == [(2, 1, True), (1, 2, True), (3, 5, False)]
+    assert ahead.rows.tolist() == [1, 0, 2]
+    assert scheduled(scheduler, ahead) == [(2, 1, True), (1, 1, True), (3, 6, False)]
+
+
 def test_prompts_go_on_with_their_next_chunks_behind_the_rows_that_decode() -> None:
     """Sequence 1 is in the row before, and is not done when the short prompt is, which passes it."""
     scheduler = make(max_num_batched_tokens=6)
