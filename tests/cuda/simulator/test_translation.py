@@ -16,7 +16,7 @@ if reason := missing_tool():
 def translated(folder: Path, body: str, before: str = "") -> str:
     source = folder / "kernel.cu"
     source.write_text(f'{before}\nextern "C" __global__ void kernel(unsigned* out) {{\n{body}\n}}\n')
-    return translate(parse(compile_ptx(source).text))
+    return translate(parse(compile_ptx(source)))
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_scopes_of_inline_ptx_have_registers_of_their_own(tmp_path: Path) -> Non
 def compile_ptx_of(folder: Path, body: str) -> str:
     source = folder / "kernel.cu"
     source.write_text(f'extern "C" __global__ void kernel(unsigned* out) {{\n{body}\n}}\n')
-    return compile_ptx(source).text
+    return compile_ptx(source)
