@@ -10,6 +10,8 @@ QUESTION ?= What is the capital of France?
 DEVICE ?= cuda
 OUT ?= build/gpu-check
 OPS := $(wildcard graphs/ops/*.cc graphs/ops/*.h graphs/ops/*.inl) graphs/ops/CMakeLists.txt
+# A process for each core, up to four, with about 2 GB each; neighbouring tests share what they build.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 PROTO := $(shell find proto -name '*.proto')
 
 .PHONY: help demo setup proto lint type test test-slow gpu-check bench lock clean
@@ -49,10 +51,10 @@ type: setup ## Static types, strict
 	$(BIN)/mypy
 
 test: setup ## Every test that needs no GPU
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-slow: setup ## The tests that take minutes
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 gpu-check: setup ## Kernels on this machine's GPU: PART=1 right? PART=2 fast? DEVICE=sim for the simulator
 	$(BIN)/python -m tests.cuda.gpu_check --device $(DEVICE) $(if $(PART),--part $(PART)) --out $(OUT)

