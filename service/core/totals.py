@@ -29,8 +29,10 @@ class Totals(NamedTuple):
         num_queried_tokens, num_hit_tokens = self.num_queried_tokens, self.num_hit_tokens
         num_restored_blocks = self.num_restored_blocks
         for sequence, status, _, _, hit in admissions:
-            num_restored_blocks += len(hit.host_blocks)
-            num_recomputed_tokens += max(0, sequence.num_computed_tokens - hit.num_tokens)
+            if hit.num_tokens:
+                num_restored_blocks += len(hit.host_blocks)
+            if sequence.num_preemptions:
+                num_recomputed_tokens += max(0, sequence.num_computed_tokens - hit.num_tokens)
             if status is SequenceStatus.WAITING:
                 num_queried_tokens += sequence.num_tokens
                 num_hit_tokens += hit.num_tokens
