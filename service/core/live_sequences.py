@@ -110,12 +110,13 @@ class LiveSequences:
         self._forget([seq_id])
         return True
 
-    def end_running(self, seq_id: int) -> None:
-        """End one running sequence while no plan is in flight."""
-        keep = self._batch.seq_ids[: self._batch.num_rows] != seq_id
-        self.prefixes.publish(np.flatnonzero(~keep).astype(np.int32))
-        self._end_rows(np.flatnonzero(~keep).astype(np.int32))
-        self._batch.arrange(keep)
+    def end_running(self, seq_ids: Collection[int]) -> None:
+        """End running sequences while no plan is in flight."""
+        is_ending = np.isin(self._batch.seq_ids[: self._batch.num_rows], list(seq_ids))
+        rows = np.flatnonzero(is_ending).astype(np.int32)
+        self.prefixes.publish(rows)
+        self._end_rows(rows)
+        self._batch.arrange(~is_ending)
 
     def settle(self, finished_rows: Int32Array, cancelled: Collection[int], preempted: list[tuple[int, int]]) -> None:
         """After a step, end the sequences of `finished_rows` and those with the ids `cancelled`, which all have rows.

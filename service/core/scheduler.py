@@ -1,5 +1,7 @@
 """The scheduler: a pure state machine that decides what each step computes."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from service.core.admission import check_deadline, check_room, check_size
@@ -103,14 +105,19 @@ class Scheduler:
         While a plan is in flight, a running sequence ends at its `commit` or `abort`: it gets no token, is not part
         of the StepDelta, and its blocks are free when no plan is in flight.
         """
-        if seq_id not in self._live.by_id or seq_id in self._cancelled_in_flight or self._ended.holds(seq_id):
-            return False
-        if not self._live.end_waiting(seq_id):
-            if self._flights:
-                self._cancelled_in_flight[seq_id] = None
-            else:
-                self._live.end_running(seq_id)
-        return True
+        return bool(self.cancel_all([seq_id]))
+
+    def cancel_all(self, seq_ids: Iterable[int]) -> list[int]:
+        """End sequences, as `cancel` does each, and put the rest in order once. Returns those that were live."""
+        cancelled, ended = self._cancelled_in_flight, self._ended
+        wanted = [seq_id for seq_id in dict.fromkeys(seq_ids) if seq_id in self._live.by_id and seq_id not in cancelled]
+        live = [seq_id for seq_id in wanted if not ended.holds(seq_id)]
+        running = [seq_id for seq_id in live if not self._live.end_waiting(seq_id)]
+        if self._flights:
+            cancelled.update(dict.fromkeys(running))
+        elif running:
+            self._live.end_running(running)
+        return live
 
     @property
     def not_before_ns(self) -> int:
@@ -209,7 +216,7 @@ class Scheduler:
             self._settle(flight)
         for seq_id in self._cancelled_in_flight:  # one by one: as if no plan had been in flight
             if not self._live.end_waiting(seq_id):
-                self._live.end_running(seq_id)
+                self._live.end_running([seq_id])
         self._cancelled_in_flight.clear()
 
     def snapshot(self) -> SchedulerSnapshot:

@@ -106,8 +106,7 @@ class EngineLoop:
     def _apply(self, commands: Commands) -> bool:
         """Bring the commands to the scheduler. True when the loop is to end."""
         # Cancels go first: the front side has given their room in the queue away already.
-        for seq_id in commands.cancelled_seq_ids:
-            self.scheduler.cancel(seq_id)
+        self.scheduler.cancel_all(commands.cancelled_seq_ids)
         for request in commands.requests:
             try:
                 self.scheduler.add(request)

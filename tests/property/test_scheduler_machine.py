@@ -44,17 +44,17 @@ class SchedulerMachine(ArrivalRules, DeadlineRules):
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        self._cancel(data.draw(st.sampled_from(sorted(self.requests))))
+        self._cancel(*data.draw(st.lists(st.sampled_from(sorted(self.requests)), min_size=1, max_size=4)))
 
-    def _cancel(self, seq_id: int) -> None:
-        is_live = seq_id not in self.reasons and seq_id not in self.cancelled
-        assert self.scheduler.cancel(seq_id) == is_live
-        assert not self.scheduler.cancel(seq_id)
+    def _cancel(self, *seq_ids: int) -> None:
+        live = [seq_id for seq_id in dict.fromkeys(seq_ids) if seq_id not in self.reasons.keys() | self.cancelled]
+        assert self.scheduler.cancel_all(seq_ids) == live
+        assert not any(self.scheduler.cancel(seq_id) for seq_id in seq_ids)
         self.forget_shadow()
         for shadow in self.shadows():
-            shadow.cancel(seq_id)
-        if is_live:
-            self.cancelled.add(seq_id)
+            for seq_id in seq_ids:
+                shadow.cancel(seq_id)
+        self.cancelled |= set(live)
 
     def _alone(self, seq_id: int) -> tuple[list[int], FinishReason]:
         return tokens_alone(self.requests[seq_id], self.config, can_fail=self.executor.can_fail)
