@@ -42,7 +42,8 @@ class Samples:
             self._read_next(index)
         while self._reads:
             await asyncio.wait(self._reads, return_when=asyncio.FIRST_COMPLETED)
-            for read in [read for read in self._reads if read.done()]:
+            # Errors go last: they end the others too, which get the tokens that they have.
+            for read in sorted(filter(asyncio.Task.done, self._reads), key=_has_failed):
                 index = self._reads.pop(read)
                 generation, chunk = self.generations[index], read.result()
                 if generation.has_ended:
@@ -64,6 +65,10 @@ class Samples:
 
     def _read_next(self, index: int) -> None:
         self._reads[asyncio.create_task(self.generations[index].__anext__())] = index
+
+
+def _has_failed(read: asyncio.Task[TextChunk]) -> bool:
+    return read.exception() is not None
 
 
 async def _collect(generation: Generation) -> TextChunk:

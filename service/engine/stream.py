@@ -23,7 +23,7 @@ class TokenStream:
     A reader that is quick gets every token at once; one that lags gets what gathered meanwhile in one batch. With an
     interval, tokens gather for at least so long after each batch: a step's tokens then go out with those before them,
     but for the first token, the last one, and those that fill the bound. Ends after the batch that carries a finish
-    reason, or raises the error that ended the sequence.
+    reason, or raises the error that ended the sequence, after the tokens that came before it.
     """
 
     def __init__(self, seq_id: int, num_prompt_tokens: int, max_pending_tokens: int, interval_ns: int = 0) -> None:
@@ -49,6 +49,7 @@ class TokenStream:
         self.first_token_ns = self.first_token_ns or now_ns
         self.last_token_ns = now_ns
         if len(self._token_ids) >= self._max_pending_tokens:
+            self._token_ids, self._logprobs = [], []
             self.fail(SlowConsumerError(f"the reader lags by {self._max_pending_tokens} tokens"))
             return
         self._token_ids.append(token_id)
@@ -60,11 +61,11 @@ class TokenStream:
             self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End the stream with `error`, unless it has ended already. Pending tokens are dropped."""
+        """End the stream with `error`, unless it has ended already. Pending tokens are read first, at once."""
         if self.has_ended:
             return
         self._error = error
-        self._token_ids, self._logprobs = [], []
+        self._is_due = bool(self._token_ids)
         self._wake()
 
     @property
@@ -80,12 +81,12 @@ class TokenStream:
         """The next batch, as soon as there is one."""
         if self._is_over:
             raise StopAsyncIteration
-        while not self._is_due and self._error is None:
+        while not self._is_due:
+            if self._error is not None:
+                self._is_over = True
+                raise self._error
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        if self._error is not None:
-            self._is_over = True
-            raise self._error
         self._is_over = self._finish_reason is not FinishReason.NONE
         batch = TokenBatch(self._token_ids, self._logprobs, self._finish_reason)
         self._token_ids, self._logprobs = [], []

@@ -6,6 +6,7 @@ from chairlift.inference.v1 import inference_pb2 as pb
 from google.protobuf.duration_pb2 import Duration
 
 from service.engine.scheduling import SchedulingSettings
+from service.engine.settings import EngineSettings
 from tests.doubles import (
     DEADLINE_S,
     PROMPT,
@@ -51,6 +52,28 @@ def test_a_timeout_ends_the_answer_with_deadline_exceeded() -> None:
                 "DEADLINE_EXCEEDED",
             )
             await has_ended(toy)
+
+    run_async(main())
+
+
+def test_tokens_that_gather_when_a_deadline_passes_reach_the_client() -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with connected_toy(settings=EngineSettings(stream_interval_ms=1000.0), clock=clock) as toy:
+            executor = toy.served.executor
+            executor.close_gate()
+            executor.allow(1)
+            stream = toy.stub.Generate(request_within(0.2))
+            responses = [await stream.read() for _ in range(2)]
+            await eventually(lambda: executor.num_arrived == 2)
+            clock.time_ns += 200_000_000
+            executor.allow(1)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                while True:
+                    responses.append(await stream.read())
+        assert reason_of(caught.value) == "DEADLINE_EXCEEDED"
+        token_ids = [token_id for response in responses for token_id in response.chunk.token_ids]
+        assert token_ids == toy_output(PROMPT, 2)
 
     run_async(main())
 

@@ -9,7 +9,7 @@ import pytest
 from service.core.types import FinishReason, StepDelta, TokenLogprobs
 from service.engine.router import OutputRouter
 from service.engine.stream import TokenBatch, TokenStream
-from service.errors import ExecutorError, SlowConsumerError, UnserviceableError
+from service.errors import DeadlineExceededError, ExecutorError, SlowConsumerError, UnserviceableError
 from tests.doubles import ManualClock, run_async
 
 
@@ -176,16 +176,36 @@ def test_an_interval_never_holds_more_than_the_bound() -> None:
     run_async(main())
 
 
-def test_an_error_does_not_wait_for_the_interval() -> None:
+def test_the_last_tokens_come_before_the_deadline_however_soon_it_follows_them() -> None:
+    async def main() -> None:
+        setup = Setup()
+        reader = asyncio.ensure_future(anext(setup.streams[1]))
+        await asyncio.sleep(0)
+        setup.router.publish(delta([(1, 11, GO_ON)]))  # both reach the loop before the reader runs again
+        setup.router.end([(1, FinishReason.DEADLINE), (2, FinishReason.DEADLINE)])
+        assert await reader == TokenBatch([11], [], GO_ON)
+        for stream in setup.streams.values():
+            with pytest.raises(DeadlineExceededError):
+                await anext(stream)
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+
+    run_async(main())
+
+
+def test_an_error_and_the_tokens_before_it_do_not_wait_for_the_interval() -> None:
     async def main() -> None:
         setup = Setup(interval_ns=1000)
+        stream = setup.streams[1]
         await setup.publish((1, 0, GO_ON))
-        await anext(setup.streams[1])
-        await setup.publish((1, 1, GO_ON))
+        await anext(stream)
+        await setup.publish((1, 1, GO_ON), (2, 5, GO_ON))
+        await setup.publish((1, 2, GO_ON))
+        reader = asyncio.ensure_future(anext(stream))
         setup.router.fail(1, ExecutorError("x"))
-        await asyncio.sleep(0)
+        assert await reader == TokenBatch([1, 2], [], GO_ON)
         with pytest.raises(ExecutorError):
-            await anext(setup.streams[1])
+            await anext(stream)
 
     run_async(main())
 
@@ -210,6 +230,7 @@ def test_fail_all_ends_every_stream_and_abandons_its_sequence() -> None:
         setup = Setup()
         await setup.publish((1, 11, GO_ON))
         setup.router.fail_all(ExecutorError("gone"))
+        assert (await anext(setup.streams[1])).token_ids == [11]
         for stream in setup.streams.values():
             with pytest.raises(ExecutorError):
                 await anext(stream)

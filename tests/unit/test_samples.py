@@ -10,6 +10,7 @@ from service.api.params import GenerationParams, TokenPrompt
 from service.api.samples import Samples
 from service.core.types import FinishReason, TokenLogprobs
 from service.engine.stream import TokenStream
+from service.errors import DeadlineExceededError
 from tests.doubles import PROMPT, Served, eventually, run_async, served_toy, toy_output, toy_tokenizer
 
 
@@ -59,6 +60,23 @@ def test_logprobs_of_every_sample_end_with_the_token_that_completed_its_stop_str
         assert [chunk.token_ids for chunk in chunks] == [[5, 6, 7]] * 4
         assert [[entry.chosen for entry in chunk.logprobs] for chunk in chunks] == [[-5, -6, -7]] * 4
         assert [generation.stop_string for generation in samples.generations] == ["w7"] * 4
+
+    run_async(main())
+
+
+def test_an_error_comes_after_the_tokens_that_the_other_samples_have() -> None:
+    async def main() -> None:
+        streams = [TokenStream(seq_id, 1, max_pending_tokens=10) for seq_id in range(3)]
+        streams[2].push(5, FinishReason.NONE, None, now_ns=1)
+        for stream in streams:
+            stream.fail(DeadlineExceededError("over"))
+        read = []
+        async with served_toy() as served:
+            samples = Samples([Generation(served.engine, stream, toy_tokenizer(), [], 0) for stream in streams])
+            with samples, pytest.raises(DeadlineExceededError):
+                async for index, chunk in samples:
+                    read.append((index, chunk.token_ids))
+        assert read == [(2, [5])]
 
     run_async(main())
 
