@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Final
 
 from service.bench.timeline import LoadReport
+from service.report.capacity import capacities, capacity_parts, capacity_text
 from service.report.chart import Line, line_chart
 from service.report.latency_figures import highest_rates, pareto_figures, quantile_figure, run_label
 from service.report.latency_limits import LatencyLimits
@@ -24,21 +25,24 @@ _SERIES_KINDS: Final = (
 )
 
 
-def json_report(command: str, reports: Sequence[LoadReport]) -> str:
-    """All runs as one document: `{"command": ..., "runs": [...]}`. An infinite rate is null."""
+def json_report(command: str, reports: Sequence[LoadReport], limits: LatencyLimits) -> str:
+    """All as one document: `{"command": ..., "runs": [...], "capacity": [...]}`. An infinite rate of a run is null."""
     runs = [asdict(report) | {"rate": report.rate if math.isfinite(report.rate) else None} for report in reports]
-    return json.dumps({"command": command, "runs": runs}) + "\n"
+    capacity = [asdict(found) for found in capacities(reports, limits)]
+    return json.dumps({"command": command, "runs": runs, "capacity": capacity}) + "\n"
 
 
 def text_report(reports: Sequence[LoadReport], limits: LatencyLimits) -> str:
-    """A block of lines per run; good requests are counted only where there are limits."""
-    return "\n".join(_text(report, limits) for report in reports)
+    """A block of lines per run, then the capacity; good requests are counted only where there are limits."""
+    found = capacities(reports, limits)
+    return "\n".join([_text(report, limits) for report in reports] + ([capacity_text(found)] if found else []))
 
 
 def html_report(command: str, reports: Sequence[LoadReport], limits: LatencyLimits) -> str:
     """One HTML file, everything in it."""
     shown = highest_rates(reports)
     parts = [preformatted(command), heading("Runs"), _runs_table(reports, limits)]
+    parts += capacity_parts(capacities(reports, limits))
     if len(reports) > len(shown):
         parts += [heading("Throughput against latency"), pareto_figures(reports)]
     lines = [[Line(report.series[key], run_label(report)) for report in shown] for key, _, _ in _SERIES_KINDS]

@@ -13,7 +13,12 @@ from service.report.latency_limits import LatencyLimits, parse_limits
 
 def add_output_arguments(parser: ArgumentParser | _ArgumentGroup) -> None:
     """The flags --goodput, --json and --html."""
-    parser.add_argument("--goodput", metavar="LIMITS", help="limits of a good request in ms: ttft:500,tpot:50,e2el:1e4")
+    parser.add_argument(
+        "--goodput",
+        metavar="LIMITS",
+        help="limits of a good request in ms: ttft:500,tpot:50,e2el:1e4; and of a run: itl_p99:100. The highest rate "
+        "that keeps them with 90 and with 99 %% good requests, as all lower ones do, is reported",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report with pictures")
 

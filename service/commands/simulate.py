@@ -76,7 +76,7 @@ def run(args: Namespace) -> int:
     write_output(
         args,
         lambda command: html_report(command, reports, limits),
-        lambda command: json_report(command, reports),
+        lambda command: json_report(command, reports, limits),
         lambda: text_report(reports, limits),
     )
     return 0

@@ -30,6 +30,11 @@ class MeasuredRun(Protocol):
         ...
 
     @property
+    def goodput(self) -> Mapping[str, float]:
+        """`share` of the requests that are good, among others."""
+        ...
+
+    @property
     def latency_ms(self) -> Mapping[str, Mapping[str, float]]:
         """Summaries in milliseconds, by metric."""
         ...

@@ -1,20 +1,25 @@
-"""The limits that a request must keep to count as good."""
+"""The limits that a request must keep to count as good, and a run to count as within its capacity."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from service.errors import ConfigError
 
-_NAMES: Final = ("ttft", "tpot", "e2el")
+_NAMES: Final = ("ttft", "tpot", "e2el", "itl_p99")
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyLimits:
-    """Most milliseconds of each: a request that keeps all is good, as in `vllm bench serve`. None is no limit."""
+    """Most milliseconds of each; None is no limit.
+
+    A request that keeps all that are of a request is good, as in `vllm bench serve`. `itl_p99_ms` is of a run: of the
+    gaps between chunks of all its requests, pooled. Whether a request is good does not depend on it.
+    """
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2el_ms: float | None = None
+    itl_p99_ms: float | None = None
 
     @property
     def are_set(self) -> bool:
@@ -26,9 +31,13 @@ class LatencyLimits:
         measured = ((self.ttft_ms, ttft_ms), (self.tpot_ms, tpot_ms), (self.e2el_ms, e2el_ms))
         return all(limit is None or value <= limit for limit, value in measured)
 
+    def are_met_by_run(self, itl_p99_ms: float) -> bool:
+        """True for a run whose tail is within its limit."""
+        return self.itl_p99_ms is None or itl_p99_ms <= self.itl_p99_ms
+
 
 def parse_limits(text: str) -> LatencyLimits:
-    """Read `ttft:500,tpot:50,e2el:10000`, any of them, in milliseconds. Raises ConfigError."""
+    """Read `ttft:500,tpot:50,e2el:10000,itl_p99:100`, any of them, in milliseconds. Raises ConfigError."""
     limits: dict[str, float] = {}
     for part in text.split(","):
         name, _, number = part.partition(":")

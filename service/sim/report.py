@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from service.core.scheduler import SchedulerCounters
+from service.report.capacity import capacities, capacity_parts, capacity_text
 from service.report.chart import Line, line_chart
 from service.report.latency_figures import Point, highest_rates, pareto_figures, quantile_figure, run_label
 from service.report.latency_limits import LatencyLimits
@@ -102,14 +103,16 @@ def _tenant_tokens(collector: Collector, tenants: Sequence[Tenant]) -> dict[str,
     return dict(zip([tenant.name for tenant in tenants], collector.shares.totals.tolist(), strict=True))
 
 
-def json_report(command: str, reports: Sequence[RunReport]) -> str:
-    """All runs as one document: `{"command": ..., "runs": [...]}`."""
-    return json.dumps({"command": command, "runs": [asdict(report) for report in reports]}) + "\n"
+def json_report(command: str, reports: Sequence[RunReport], limits: LatencyLimits) -> str:
+    """All as one document: `{"command": ..., "runs": [...], "capacity": [...]}`."""
+    runs = [asdict(report) for report in reports]
+    capacity = [asdict(found) for found in capacities(reports, limits)]
+    return json.dumps({"command": command, "runs": runs, "capacity": capacity}) + "\n"
 
 
 def text_report(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
     """A table with one line per run under names and units, and one of what ended badly, where anything did; the share
-    of good requests only where there are limits.
+    of good requests, and the capacity, only where there are limits.
     """
     names = max(len("setting"), *(len(report.name) for report in reports))
     lines = [
@@ -131,13 +134,14 @@ def text_report(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
         refused, failed, arrived = (report.requests[key] for key in ("refused", "failed", "arrived"))
         if refused or failed:
             lines.append(f"{run_label(report)}: of {arrived} requests {refused} were refused, {failed} failed")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + capacity_text(capacities(reports, limits))
 
 
 def html_report(command: str, reports: Sequence[RunReport], limits: LatencyLimits) -> str:
     """One HTML file, everything in it."""
     shown = highest_rates(reports)
     parts = [preformatted(command), heading("Runs"), _runs_table(reports, limits)]
+    parts += capacity_parts(capacities(reports, limits))
     if len(reports) > len(shown):
         parts += [heading("Throughput against latency"), pareto_figures(reports)]
     parts += [heading("Over time"), figures([_series_figure(shown, *kind) for kind in _SERIES_KINDS])]

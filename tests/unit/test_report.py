@@ -89,7 +89,15 @@ def test_limits_are_inclusive_and_all_must_be_met() -> None:
     assert LatencyLimits().are_met(1e9, 1e9, 1e9) and not LatencyLimits().are_set
 
 
-@pytest.mark.parametrize("text", ["", "ttft", "ttft:0", "ttft:x", "itl:5", "ttft:1,,"])
+def test_limit_of_a_runs_tail_is_inclusive_and_concerns_no_request() -> None:
+    limits = parse_limits("itl_p99:100")
+    assert limits == LatencyLimits(itl_p99_ms=100) and limits.are_set
+    assert limits.are_met(1e9, 1e9, 1e9)
+    assert limits.are_met_by_run(100) and not limits.are_met_by_run(100.1)
+    assert LatencyLimits(ttft_ms=1).are_met_by_run(1e9)
+
+
+@pytest.mark.parametrize("text", ["", "ttft", "ttft:0", "ttft:x", "itl:5", "itl_p99", "itl_p99:0", "ttft:1,,"])
 def test_limits_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="limit"):
         parse_limits(text)

@@ -99,8 +99,10 @@ def test_table_has_units_and_counts_good_requests_only_against_limits(capsys: py
     assert (line.split()[5], line.split()[7]) == ("4.5", "4.48")
     for limit, share in (("4", "0.0"), ("7", "100.0")):
         assert cli.main([*flags, "--goodput", f"ttft:{limit}"]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        *lines, capacity = capsys.readouterr().out.splitlines()
         assert [row.split()[-1] for row in lines] == ["good", "%", share]
+        rate = "none" if share == "0.0" else "0.1 requests/s"
+        assert capacity == f"fcfs, highest rate with 90 % good: {rate}, with 99 % good: {rate}"
 
 
 def test_table_says_what_was_refused(capsys: pytest.CaptureFixture[str]) -> None:

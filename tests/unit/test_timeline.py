@@ -101,13 +101,19 @@ def test_arrivals_so_bursty_that_all_come_at_once_are_due_at_once() -> None:
 
 def test_reports_of_a_sweep_say_the_same_in_three_forms() -> None:
     reports = [load_report("", rate, TIMELINES, LatencyLimits()) for rate in (1.0, math.inf)]
-    document = json.loads(json_report("command", reports))
+    limits = LatencyLimits(ttft_ms=1e4)
+    document = json.loads(json_report("command", reports, limits))
+    assert document["capacity"] == [{"name": "", "rate_90_percent_good": None, "rate_99_percent_good": None}]
     assert [run["rate"] for run in document["runs"]] == [1.0, None]
     assert document["runs"][0]["latency_ms"]["e2el"]["max"] == 2000
     text = text_report(reports, LatencyLimits())
     assert "1 requests/s: 3 of 5 completed, 1 failed, 1 unfinished in 4.00 s, 1 RESOURCE_EXHAUSTED" in text
     assert "good" not in text
-    assert "  good: 3, 60.0%, 0.75/s; peak: " in text_report(reports, LatencyLimits(ttft_ms=1e4))
+    assert "  good: 3, 60.0%, 0.75/s; peak: " in text_report(reports, limits)
+    answered = load_report("", 2.0, TIMELINES[:3], limits)
+    assert text_report([answered], limits).splitlines()[-1] == (
+        "highest rate with 90 % good: 2 requests/s, with 99 % good: 2 requests/s"
+    )
     root = parsed_page(html_report("chairlift bench serve", reports, LatencyLimits(ttft_ms=1)))
     assert captions(root) == [
         "TTFT p99",

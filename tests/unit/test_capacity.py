@@ -1,0 +1,96 @@
+"""The highest rates of a sweep that keep the limits."""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from service import cli
+from service.report.capacity import Capacity, capacities, capacity_parts, capacity_text
+from service.report.latency_figures import Point
+from service.report.latency_limits import LatencyLimits, parse_limits
+
+LIMITS = LatencyLimits(ttft_ms=500)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a sweep says of one rate: so many of 200 requests were good, and the ITL p99 was so long."""
+
+    rate: float
+    num_good: int
+    itl_p99_ms: float = 0.0
+    name: str = ""
+    throughput: dict[str, float] = field(default_factory=dict)
+    quantiles_ms: dict[str, list[Point]] = field(default_factory=dict)
+
+    @property
+    def goodput(self) -> dict[str, float]:
+        return {"share": self.num_good / 200}
+
+    @property
+    def latency_ms(self) -> dict[str, dict[str, float]]:
+        return {"itl": {"p99": self.itl_p99_ms}}
+
+
+@pytest.mark.parametrize(
+    ("runs", "at_90", "at_99"),
+    [
+        ([Run(1, 200), Run(2, 198), Run(4, 180), Run(8, 179)], 4, 2),
+        ([Run(1, 200), Run(2, 197), Run(4, 179)], 2, 1),
+        ([Run(2, 197), Run(4, 197)], 4, None),
+        ([Run(2, 179), Run(4, 200)], None, None),  # the higher rate was lucky
+        ([Run(1, 200), Run(2, 190), Run(4, 200)], 4, 1),
+        ([Run(4, 198), Run(1, 198), Run(2, 198)], 4, 4),  # whatever their order
+        ([Run(1, 200), Run(2, 200), Run(2, 179)], 1, 1),  # twice the same rate: both count
+        ([Run(1, 200), Run(math.inf, 200)], 1, 1),  # all at once is no rate
+        ([Run(math.inf, 200)], None, None),
+    ],
+)
+def test_rate_counts_when_it_and_all_lower_ones_keep_the_limits(
+    runs: list[Run], at_90: float | None, at_99: float | None
+) -> None:
+    assert capacities(runs, LIMITS) == [Capacity("", at_90, at_99)]
+
+
+def test_run_whose_tail_is_longer_than_its_limit_does_not_count() -> None:
+    runs = [Run(1, 200, 99), Run(2, 190, 100), Run(4, 190, 100.1)]
+    assert capacities(runs, parse_limits("itl_p99:100")) == [Capacity("", 2, 1)]
+    assert capacities(runs, LIMITS) == [Capacity("", 4, 1)]
+
+
+def test_every_setting_has_its_own_capacity_and_without_limits_none_has() -> None:
+    runs = [Run(rate, num_good, name=name) for name, num_good in (("a", 200), ("b", 100)) for rate in (1, 2.5)]
+    found = capacities(runs, LIMITS)
+    assert found == [Capacity("a", 2.5, 2.5), Capacity("b", None, None)]
+    assert capacity_text(found).splitlines() == [
+        "a, highest rate with 90 % good: 2.5 requests/s, with 99 % good: 2.5 requests/s",
+        "b, highest rate with 90 % good: none, with 99 % good: none",
+    ]
+    page = ET.fromstring("<main>" + "".join(capacity_parts(found)) + "</main>")
+    cells = [cell.text for cell in page.iter("td")]
+    assert cells == ["a", "2.5 requests/s", "2.5 requests/s", "b", "none", "none"]
+    assert capacities(runs, LatencyLimits()) == capacity_parts([]) == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "at_90", "at_99"), [(99, None, None), (101, 10, 10), (441, 12.5, 10), (481, 12.5, 12.5)]
+)
+def test_simulated_queue_has_the_capacity_of_its_closed_form(
+    limit: int, at_90: float | None, at_99: float | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twenty requests at even gaps, each in one step of 100 ms, one at a time. Up to 10/s none waits for another.
+    At 12.5/s gaps are 80 ms, so that request i has its token after 100 + 20 i ms: the 18th after 440, the last after
+    480. At 20/s the i-th has it after 100 + 50 i: seven within 440 ms, eight within 480.
+    """
+    trace, steps = tmp_path / "trace.jsonl", tmp_path / "steps.json"
+    trace.write_text("\n".join(f'{{"arrival_s": {i}, "prompt_tokens": 9, "output_tokens": 1}}' for i in range(20)))
+    costs = {"overhead_ns": 100e6, "prefill_token_ns": 0, "decode_row_ns": 0, "context_token_ns": 0}
+    steps.write_text(json.dumps(costs))
+    flags = ["--trace", str(trace), "--step-times", str(steps), "--rates", "5,10,12.5,20", "--max-num-seqs", "1"]
+    assert cli.main(["simulate", *flags, "--goodput", f"ttft:{limit}", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["capacity"] == [{"name": "fcfs", "rate_90_percent_good": at_90, "rate_99_percent_good": at_99}]
