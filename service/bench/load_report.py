@@ -61,9 +61,11 @@ def _text(report: LoadReport, limits: LatencyLimits) -> str:
     requests, peak, throughput = report.requests, report.peak, report.throughput
     good = f"good: {requests['good']}, {report.goodput['share']:.1%}, {report.goodput['requests_per_s']:.2f}/s; "
     errors = "".join(f", {count} {name}" for name, count in report.errors.items())
+    num_unsent = requests["planned"] - requests["sent"]
+    unsent = f"; {num_unsent} of {requests['planned']} planned were never sent" if num_unsent else ""
     lines = [
         f"{run_label(report)}: {requests['completed']} of {requests['sent']} completed, {requests['failed']} failed, "
-        f"{requests['unfinished']} unfinished in {report.duration_s:.2f} s{errors}",
+        f"{requests['unfinished']} unfinished in {report.duration_s:.2f} s{errors}{unsent}",
         f"  {throughput['requests_per_s']:.2f} requests/s, {throughput['output_tokens_per_s']:.1f} output tokens/s, "
         f"{throughput['total_tokens_per_s']:.1f} tokens/s in all; "
         f"{report.tokens['cached_prompt']} of {report.tokens['prompt']} prompt tokens were cached",
@@ -79,7 +81,17 @@ def _text(report: LoadReport, limits: LatencyLimits) -> str:
 
 
 def _runs_table(reports: Sequence[LoadReport], limits: LatencyLimits) -> str:
-    header = ["rate", "sent", "completed", "failed", "unfinished", "requests/s", "output tokens/s", "tokens/s"]
+    header = [
+        "rate",
+        "planned",
+        "sent",
+        "completed",
+        "failed",
+        "unfinished",
+        "requests/s",
+        "output tokens/s",
+        "tokens/s",
+    ]
     header += [
         "prompt tokens cached",
         "peak in flight",
@@ -96,7 +108,7 @@ def _runs_table(reports: Sequence[LoadReport], limits: LatencyLimits) -> str:
         rows.append(
             [
                 f"{report.rate:g}",
-                *(report.requests[key] for key in ("sent", "completed", "failed", "unfinished")),
+                *(report.requests[key] for key in ("planned", "sent", "completed", "failed", "unfinished")),
                 *report.throughput.values(),
                 f"{report.tokens['cached_prompt'] / max(report.tokens['prompt'], 1):.1%}",
                 report.peak["concurrency"],

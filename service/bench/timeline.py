@@ -62,11 +62,11 @@ class LoadReport:
     name: str
     rate: float  # requests per second that were offered; infinite: all at once
     duration_s: float  # from the first call to the last one's end
-    requests: dict[str, int]  # sent, completed, failed, unfinished, good
+    requests: dict[str, int]  # planned, sent before the time was up, and of these completed, failed, unfinished, good
     errors: dict[str, int]  # status code -> requests
     tokens: dict[str, int]  # prompt, cached_prompt (of them) and output, of completed requests
     throughput: dict[str, float]  # requests, output tokens and all tokens per second
-    goodput: dict[str, float]  # good requests per second, and their share of all that were sent
+    goodput: dict[str, float]  # good requests per second, and their share of those that were sent
     peak: dict[str, float]  # concurrency; output tokens, and chunks, in the best whole second
     latency_ms: dict[str, dict[str, float]]
     tenant_ttft_ms: dict[str, dict[str, float]]  # of each tenant that was named
@@ -76,9 +76,14 @@ class LoadReport:
 
 
 def load_report(
-    name: str, rate: float, timelines: Sequence[RequestTimeline], limits: LatencyLimits, max_start_lag_s: float = 0.0
+    name: str,
+    rate: float,
+    num_planned: int,
+    timelines: Sequence[RequestTimeline],
+    limits: LatencyLimits,
+    max_start_lag_s: float = 0.0,
 ) -> LoadReport:
-    """The metrics of a run."""
+    """The metrics of a run that was to send `num_planned` requests, and sent those of `timelines`."""
     completed = [timeline for timeline in timelines if timeline.is_completed]
     begin_s = min((timeline.start_s for timeline in timelines), default=0.0)
     duration_s = max(max((timeline.end_s for timeline in timelines), default=0.0) - begin_s, 1e-9)
@@ -98,6 +103,7 @@ def load_report(
         rate=rate,
         duration_s=duration_s,
         requests={
+            "planned": num_planned,
             "sent": len(timelines),
             "completed": len(completed),
             "failed": len(timelines) - len(completed) - num_unfinished,

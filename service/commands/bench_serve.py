@@ -126,7 +126,7 @@ async def measure(args: Namespace, feed: Feed, limits: LatencyLimits) -> list[Lo
             )
         for timeline, tenant in zip(result.timelines, feed.tenants, strict=False):  # less when the time was up
             timeline.tenant = tenant
-        reports.append(load_report("", rate, result.timelines, limits, result.max_start_lag_s))
+        reports.append(load_report("", rate, len(requests), result.timelines, limits, result.max_start_lag_s))
     return reports
 
 

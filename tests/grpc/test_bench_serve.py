@@ -36,7 +36,14 @@ def test_every_request_is_answered_and_counted_at_each_rate() -> None:
         num_prompt_tokens = sum(len(request.token_ids.ids) for request in feed.requests)
         assert [report.rate for report in reports] == [200.0, float("inf")]
         for report in reports:
-            assert report.requests == {"sent": 20, "completed": 20, "failed": 0, "unfinished": 0, "good": 20}
+            assert report.requests == {
+                "planned": 20,
+                "sent": 20,
+                "completed": 20,
+                "failed": 0,
+                "unfinished": 0,
+                "good": 20,
+            }
             assert (report.tokens["prompt"], report.tokens["output"]) == (num_prompt_tokens, 120)
             assert 0 < report.latency_ms["ttft"]["mean"] <= report.latency_ms["e2el"]["mean"]
         assert reports[1].peak["concurrency"] > 1
@@ -108,6 +115,23 @@ def test_what_runs_when_time_is_up_is_cancelled_on_the_server_too() -> None:
             result = await run_load(target, [request_for(), request_for()], [0.0, 3600.0], max_seconds=0.3)
             assert [timeline.error for timeline in result.timelines] == [UNFINISHED]
             await eventually(lambda: toy.served.engine.num_open_streams == 0)
+
+    run_async(main())
+
+
+def test_request_that_was_not_due_when_time_was_up_is_planned_and_never_sent(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    lines = [{"arrival_s": arrival_s, "prompt_token_ids": [1], "max_tokens": 2} for arrival_s in (0, 3600)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+
+    async def main() -> None:
+        async with connected_toy() as toy:
+            toy.served.executor.close_gate()
+            flags = ["--target", f"127.0.0.1:{toy.port}", "--requests", str(path), "--arrivals", "trace"]
+            args = parse(*flags, "--warm-up", "0", "--max-seconds", "0.3")
+            (report,) = await measure(args, bench_serve._feed(args), LatencyLimits())
+        counts = {"planned": 2, "sent": 1, "completed": 0, "failed": 0, "unfinished": 1, "good": 0}
+        assert report.requests == counts
 
     run_async(main())
 

@@ -36,8 +36,15 @@ TIMELINES = [
 
 
 def test_metrics_are_those_of_the_definitions() -> None:
-    report = load_report("", 1.0, TIMELINES, LatencyLimits(ttft_ms=500, tpot_ms=500))
-    assert report.requests == {"sent": 5, "completed": 3, "failed": 1, "unfinished": 1, "good": 2}
+    report = load_report("", 1.0, 7, TIMELINES, LatencyLimits(ttft_ms=500, tpot_ms=500))
+    assert report.requests == {
+        "planned": 7,
+        "sent": 5,
+        "completed": 3,
+        "failed": 1,
+        "unfinished": 1,
+        "good": 2,
+    }
     assert report.errors == {"RESOURCE_EXHAUSTED": 1, UNFINISHED: 1}
     assert report.duration_s == 4.0
     assert {tenant: ttft["mean"] for tenant, ttft in report.tenant_ttft_ms.items()} == {"a": 750.0, "b": 250.0}
@@ -62,13 +69,13 @@ def test_metrics_are_those_of_the_definitions() -> None:
 
 def test_peaks_count_whole_seconds_and_calls_in_flight() -> None:
     """Chunks by second from 10 on: one, two, one, three; tokens: 1, 2, 2, 3. At 12.0 three calls are in flight."""
-    report = load_report("", 1.0, TIMELINES, LatencyLimits())
+    report = load_report("", 1.0, 5, TIMELINES, LatencyLimits())
     assert report.peak == {"concurrency": 3.0, "output_tokens_per_s": 3.0, "output_chunks_per_s": 3.0}
     assert report.series["output_tokens_per_s"] == [(0.5, 1.0), (1.5, 2.0), (2.5, 2.0), (3.5, 3.0)]
 
 
 def test_call_that_ends_well_without_a_token_has_failed() -> None:
-    report = load_report("", 1.0, [RequestTimeline(0.0, end_s=1.0)], LatencyLimits())
+    report = load_report("", 1.0, 1, [RequestTimeline(0.0, end_s=1.0)], LatencyLimits())
     assert report.requests["failed"] == 1
     assert report.errors == {"no token": 1}
     assert report.latency_ms["ttft"]["p99"] == 0.0
@@ -76,7 +83,7 @@ def test_call_that_ends_well_without_a_token_has_failed() -> None:
 
 def test_calls_one_after_the_other_are_never_two_in_flight() -> None:
     timelines = [RequestTimeline(float(i), [i + 0.5], [1], 1, 1, end_s=i + 1.0) for i in range(3)]
-    assert load_report("", 1.0, timelines, LatencyLimits()).peak["concurrency"] == 1
+    assert load_report("", 1.0, 3, timelines, LatencyLimits()).peak["concurrency"] == 1
 
 
 def test_due_times_end_where_the_rate_says() -> None:
@@ -100,20 +107,23 @@ def test_arrivals_so_bursty_that_all_come_at_once_are_due_at_once() -> None:
 
 
 def test_reports_of_a_sweep_say_the_same_in_three_forms() -> None:
-    reports = [load_report("", rate, TIMELINES, LatencyLimits()) for rate in (1.0, math.inf)]
+    reports = [load_report("", rate, 7, TIMELINES, LatencyLimits()) for rate in (1.0, math.inf)]
     limits = LatencyLimits(ttft_ms=1e4)
     document = json.loads(json_report("command", reports, limits))
     assert document["capacity"] == [{"name": "", "rate_90_percent_good": None, "rate_99_percent_good": None}]
     assert [run["rate"] for run in document["runs"]] == [1.0, None]
     assert document["runs"][0]["latency_ms"]["e2el"]["max"] == 2000
     text = text_report(reports, LatencyLimits())
-    assert "1 requests/s: 3 of 5 completed, 1 failed, 1 unfinished in 4.00 s, 1 RESOURCE_EXHAUSTED" in text
+    assert (
+        "1 requests/s: 3 of 5 completed, 1 failed, 1 unfinished in 4.00 s, 1 RESOURCE_EXHAUSTED, 1 unfinished; " in text
+    )
+    assert "; 2 of 7 planned were never sent\n" in text
     assert "good" not in text
     assert "  good: 3, 60.0%, 0.75/s; peak: " in text_report(reports, limits)
-    answered = load_report("", 2.0, TIMELINES[:3], limits)
-    assert text_report([answered], limits).splitlines()[-1] == (
-        "highest rate with 90 % good: 2 requests/s, with 99 % good: 2 requests/s"
-    )
+    answered = load_report("", 2.0, 3, TIMELINES[:3], limits)
+    text = text_report([answered], limits)
+    assert "never sent" not in text
+    assert text.splitlines()[-1] == ("highest rate with 90 % good: 2 requests/s, with 99 % good: 2 requests/s")
     root = parsed_page(html_report("chairlift bench serve", reports, LatencyLimits(ttft_ms=1)))
     assert captions(root) == [
         "TTFT p99",
