@@ -43,8 +43,9 @@ def test_29_staggered_prompts_do_not_multiply_the_ttft_tail(
     """Alone a prompt takes `num_chunks` steps, of 5 ms and 0.02 for each of its tokens: 15 and 60 ms.
 
     Beside 28 streams a step has room for 500 of its tokens, so that it takes as many steps, none of which is longer
-    than 5 + 528 * 0.02 = 15.56 ms. The step that runs when it comes makes one more: 31.12 and 77.8 ms, less than the
-    gap after which the next one comes. None waits for another, and the tail, of 29 the largest, is at most 2.08 and 1.3 times as long.
+    than 5 + 528 * 0.02 = 15.56 ms. That is less than the gap, so the next one comes in its last step at the earliest:
+    none waits for more than the step that runs when it comes. The tail, of 29 the largest, is one step longer than
+    that: 31.12 and 77.8 ms at most, 2.08 and 1.3 times what a prompt takes alone.
     """
     alone = ttft_of(1, prompt_tokens, gap_ms, policy)
     staggered = ttft_of(NUM_PROMPTS, prompt_tokens, gap_ms, policy)
