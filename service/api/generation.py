@@ -33,7 +33,8 @@ class Timings:
 class Generation:
     """One admitted generation, for one reader on the event loop. Used as a context: leaving it frees the sequence.
 
-    `finish_reason` and `stop_string` are known when the iteration, or `collect`, is through.
+    A stop string that is found frees it at once. `finish_reason` and `stop_string` are known when the iteration, or
+    `collect`, is through.
     """
 
     def __init__(
@@ -132,5 +133,6 @@ class Generation:
         if detokenizer.stopped:
             self.finish_reason, self.stop_string = FinishReason.STOP, detokenizer.stop_string
             num_tokens = detokenizer.num_tokens - num_read_before
+            self.close()  # the engine knows nothing of stop strings
         self.num_completion_tokens += num_tokens
         return TextChunk(batch.token_ids[:num_tokens], text, batch.logprobs[:num_tokens])

@@ -45,18 +45,15 @@ class Samples:
             # Errors go last: they end the others too, which get the tokens that they have.
             for read in sorted(filter(asyncio.Task.done, self._reads), key=_has_failed):
                 index = self._reads.pop(read)
-                generation, chunk = self.generations[index], read.result()
-                if generation.has_ended:
-                    generation.close()  # it may have ended with a stop string, which the engine knows nothing of
-                yield index, chunk
-                if not generation.has_ended:
+                yield index, read.result()
+                if not self.generations[index].has_ended:
                     self._read_next(index)
 
     async def collect(self) -> list[TextChunk]:
         """Everything, in one chunk for each sample. Raises the first error that ends one of them."""
         if len(self.generations) == 1:
             return [await self.generations[0].collect()]
-        tasks = [asyncio.create_task(_collect(generation)) for generation in self.generations]
+        tasks = [asyncio.create_task(generation.collect()) for generation in self.generations]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -69,9 +66,3 @@ class Samples:
 
 def _has_failed(read: asyncio.Task[TextChunk]) -> bool:
     return read.exception() is not None
-
-
-async def _collect(generation: Generation) -> TextChunk:
-    whole = await generation.collect()
-    generation.close()
-    return whole

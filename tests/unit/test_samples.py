@@ -11,7 +11,7 @@ from service.api.samples import Samples
 from service.core.types import FinishReason, TokenLogprobs
 from service.engine.stream import TokenStream
 from service.errors import DeadlineExceededError
-from tests.doubles import PROMPT, Served, eventually, run_async, served_toy, toy_output, toy_tokenizer
+from tests.doubles import PROMPT, Served, eventually, run_async, served_toy, toy_output, toy_text, toy_tokenizer
 
 
 async def submit(served: Served, count: int) -> Samples:
@@ -41,6 +41,26 @@ def test_a_sample_has_ended_with_its_last_chunk_alone_however_slow_the_reader() 
                         ended.append((index, len(token_ids[index])))
         assert token_ids == [toy_output(PROMPT, 6)] * 2
         assert sorted(ended) == [(0, 6), (1, 6)]
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("num_samples", [1, 2])
+def test_a_stop_string_ends_the_sequence_before_its_last_chunk_is_written(num_samples: int) -> None:
+    async def main() -> None:
+        stop = toy_text(toy_output(PROMPT, 3)[2:])
+        async with served_toy() as served:
+            served.executor.close_gate()
+            params = GenerationParams(max_tokens=100, temperature=0.0, n=num_samples, stop_strings=[stop])
+            with Samples(await served.frontend.submit_samples(TokenPrompt(PROMPT), params)) as samples:
+                served.executor.allow(num_samples + 2)  # samples begin one step after the first
+                num_ended = 0
+                async for index, _ in samples:
+                    num_ended += samples.generations[index].has_ended
+                    if num_ended == num_samples:
+                        assert not served.engine.num_open_streams
+                        served.executor.allow(1)
+                        await eventually(lambda: served.has_all_blocks_free)
 
     run_async(main())
 
