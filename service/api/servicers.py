@@ -80,6 +80,8 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
                 complete=first.complete,
                 other_samples=others,
             )
+        except ClientGoneError:
+            raise asyncio.CancelledError from None  # which is how gRPC itself ends the RPC of a client that has gone
         except Exception as error:
             await call.abort(error)
             raise

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import grpc
 import pytest
+from chairlift.inference.v1 import inference_pb2 as pb
 from structlog.testing import CapturingLogger
 
 from service.api import call as call_module
@@ -15,10 +16,11 @@ from tests.doubles import request_for, run_async, served_toy
 
 @dataclass
 class FailingContext:
-    """An RPC to which no message can be written."""
+    """An RPC to which nothing can be sent, or no message written."""
 
     error: Exception
-    remaining_s: float | None = None  # once a write has failed
+    takes_metadata: bool = True
+    remaining_s: float | None = None  # once that has failed
     has_failed: bool = False
     aborts: list[object] = field(default_factory=list)
 
@@ -29,7 +31,8 @@ class FailingContext:
         return self.remaining_s if self.has_failed else None
 
     async def send_initial_metadata(self, metadata: object) -> None:
-        pass
+        if not self.takes_metadata:
+            await self.write(metadata)
 
     async def write(self, message: object) -> None:
         self.has_failed = True
@@ -40,7 +43,9 @@ class FailingContext:
         raise grpc.aio.AbortError
 
 
-def lines_of(context: FailingContext, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, object]]]:
+def lines_of(
+    context: FailingContext, monkeypatch: pytest.MonkeyPatch, method: str = "Generate"
+) -> list[tuple[str, dict[str, object]]]:
     """What is logged of one request."""
     log = CapturingLogger()
     monkeypatch.setattr(call_module, "log", log)
@@ -48,8 +53,9 @@ def lines_of(context: FailingContext, monkeypatch: pytest.MonkeyPatch) -> list[t
     async def main() -> None:
         async with served_toy() as served:
             servicer = InferenceServicer(served.frontend)
-            with suppress(grpc.aio.AbortError):
-                await servicer.Generate(request_for(), context)  # type: ignore[arg-type]
+            request = request_for() if method == "Generate" else pb.GenerateUnaryRequest(request=request_for())
+            with suppress(grpc.aio.AbortError, asyncio.CancelledError):
+                await getattr(servicer, method)(request, context)
             assert servicer.idle.is_set()
 
     run_async(main())
@@ -60,17 +66,28 @@ def lines_of(context: FailingContext, monkeypatch: pytest.MonkeyPatch) -> list[t
     "error", [grpc.aio.InternalError("a batch has failed"), grpc.aio.UsageError("over"), asyncio.InvalidStateError()]
 )
 @pytest.mark.parametrize(("remaining_s", "code"), [(None, "CANCELLED"), (5.0, "CANCELLED"), (0.0, "DEADLINE_EXCEEDED")])
+@pytest.mark.parametrize(
+    ("method", "takes_metadata"), [("Generate", True), ("Generate", False), ("GenerateUnary", False)]
+)
 def test_client_that_leaves_a_write_behind_is_no_fault(
-    error: Exception, remaining_s: float | None, code: str, monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    remaining_s: float | None,
+    code: str,
+    method: str,
+    takes_metadata: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    context = FailingContext(error, remaining_s)
-    ((event, fields),) = lines_of(context, monkeypatch)
+    context = FailingContext(error, takes_metadata, remaining_s)
+    ((event, fields),) = lines_of(context, monkeypatch, method)
     assert (event, fields["code"], fields["prompt_tokens"]) == ("request.finished", code, 3)
     assert context.aborts == []
 
 
-def test_message_that_cannot_be_made_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = FailingContext(TypeError("no message"))
-    (fault, _), (event, fields) = lines_of(context, monkeypatch)
+@pytest.mark.parametrize(("method", "takes_metadata"), [("Generate", True), ("GenerateUnary", False)])
+def test_message_that_cannot_be_made_is_a_fault(
+    method: str, takes_metadata: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = FailingContext(TypeError("no message"), takes_metadata)
+    (fault, _), (event, fields) = lines_of(context, monkeypatch, method)
     assert (fault, event, fields["code"]) == ("request.fault", "request.finished", "INTERNAL")
     assert len(context.aborts) == 1
