@@ -55,7 +55,9 @@ def read_graph(path: Path, info: ModelInfo) -> tuple[onnx.ModelProto, list[Any]]
     if len(kv_inputs) != info.num_layers:
         raise ModelFolderError(f"{path}: has {len(kv_inputs)} KV inputs, the manifest says {info.num_layers} layers")
     shapes = (value.type.tensor_type.shape for value in model.graph.output if value.name == LOGITS)
-    width = next((shape.dim[-1].dim_value for shape in shapes), 0)
+    width = next((shape.dim[-1].dim_value for shape in shapes if shape.dim), 0)
+    if not width:  # protobuf's value also of a dimension that only has a name
+        raise ModelFolderError(f"{path}: has no output {LOGITS} of a fixed width")
     if width != info.vocab_size:
         raise ModelFolderError(f"{path}: has {width} logits, the manifest says a vocab_size of {info.vocab_size}")
     return model, kv_inputs

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
@@ -57,4 +58,15 @@ def test_a_damaged_graph_and_a_foreign_one_are_named(graph_path: Path) -> None:
         model_variant(graph_path, replace(INFO, vocab_size=7), KvDtype.FLOAT32)
     graph_path.write_bytes(b"\xff" * 100)
     with pytest.raises(ModelFolderError, match=r"prefill\.onnx: not a readable ONNX file"):
+        model_variant(graph_path, INFO, KvDtype.FLOAT32)
+
+
+@pytest.mark.parametrize("shape", [None, ["tokens", "vocabulary"], [], "no such output"])
+def test_logits_without_a_fixed_width_are_named(graph_path: Path, shape: list[str] | str | None) -> None:
+    model = onnx.load(graph_path, load_external_data=False)
+    del model.graph.output[:]
+    if not isinstance(shape, str):
+        model.graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape))
+    graph_path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelFolderError, match=r"prefill\.onnx: has no output logits of a fixed width"):
         model_variant(graph_path, INFO, KvDtype.FLOAT32)
