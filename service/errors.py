@@ -11,7 +11,7 @@ ChairliftError
 ├── DeadlineExceededError    the request's deadline passed, or cannot be met
 ├── DrainingError            the server is shutting down and takes no new requests
 └── ExecutorError            a step failed
-    └── EngineDeadError      the engine thread has stopped; the process must restart
+    └── EngineDeadError      the engine thread has stopped, or is stuck in a step; the process must restart
 
 `api/status.py` maps each to a gRPC status, once. `graphs.errors` holds the exporter's own error, since `graphs`
 never imports `service`.
@@ -81,4 +81,4 @@ class ExecutorError(ChairliftError):
 
 
 class EngineDeadError(ExecutorError):
-    """The engine thread has stopped after an error it could not recover from."""
+    """The engine thread has stopped after an error it could not recover from, or its step seems never to end."""

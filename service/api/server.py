@@ -42,12 +42,14 @@ class Server:
     """Owns the listening port and the services on it. Lives on the event loop's thread.
 
     `bind`, then `start` with a warm engine, then `drain`. Health name "" says that loop and engine thread make
-    progress, the name of InferenceService that requests are taken.
+    progress, the name of InferenceService that requests are taken. Both come back when a step that was taken for stuck
+    ends after all.
     """
 
     def __init__(self, settings: ServerSettings, *, watch_period_s: float = 1.0) -> None:
         self._settings = settings
         self._watch_period_s = watch_period_s
+        self._is_draining = False
         self._server = grpc.aio.server(options=server_options(settings))
         self._health = health.aio.HealthServicer()
         self._engine: Engine
@@ -81,6 +83,7 @@ class Server:
     async def drain(self, hurry: asyncio.Event) -> None:
         """Stop in order: not ready, refuse, let streams finish, end the rest. `hurry` skips what is left of waiting."""
         # Not enter_graceful_shutdown, which ends liveness too: the pod would be killed with its streams.
+        self._is_draining = True
         await self._health.set(INFERENCE, _NOT_SERVING)
         await _first_of(hurry.wait(), timeout_s=self._settings.drain_delay_s)
         self._engine.drain()
@@ -91,12 +94,15 @@ class Server:
         self._watch.cancel()
 
     async def _watch_engine(self) -> None:
-        """Keep the health of the process true, and end readiness with the engine."""
+        """Keep health true, end readiness with the engine, and let no stream wait for a stuck one."""
         ended = asyncio.create_task(self._engine.wait_ended())
         try:
             while not ended.done():
                 await asyncio.wait({ended}, timeout=self._watch_period_s)
+                self._engine.abandon_if_stuck()
                 await self._health.set(ALIVE, _SERVING if self._engine.is_alive else _NOT_SERVING)
+                is_ready = self._engine.is_alive and not self._is_draining
+                await self._health.set(INFERENCE, _SERVING if is_ready else _NOT_SERVING)
             await self._health.set(INFERENCE, _NOT_SERVING)
         finally:
             ended.cancel()

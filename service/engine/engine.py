@@ -157,6 +157,11 @@ class Engine:
         """End every open stream with `error`; their blocks are free at the next step boundary."""
         self._router.fail_all(error)
 
+    def abandon_if_stuck(self) -> None:
+        """Let no stream wait for a step that may never end. Nothing is taken till it does."""
+        if not self.is_alive:
+            self.abandon_all(self._stuck_error())
+
     async def wait_ended(self) -> Exception | None:
         """Wait until the engine thread has stopped. Yields the error that stopped it, None after `close`."""
         await asyncio.shield(self._ended)
@@ -172,7 +177,7 @@ class Engine:
             await asyncio.wait({self._ended}, timeout=_WATCH_PERIOD_S)
             if not self.is_alive and not self._ended.done():
                 self._is_left_behind = True
-                self._end(EngineDeadError(f"a step has taken longer than {self._settings.stuck_after_s:g} s"))
+                self._end(self._stuck_error())
         if not self._is_left_behind:
             self._thread.join()
 
@@ -184,8 +189,13 @@ class Engine:
     def _check_ready(self) -> None:
         if self._state is EngineState.DEAD:
             raise EngineDeadError("the engine has stopped after an error") from self._error
+        if not self.is_alive:
+            raise self._stuck_error()
         if self._state is not EngineState.READY:
             raise DrainingError(f"the engine is {self._state.value}")
+
+    def _stuck_error(self) -> EngineDeadError:
+        return EngineDeadError(f"a step has taken longer than {self._settings.stuck_after_s:g} s")
 
     def _new_stream(self, request: Request) -> TokenStream:
         interval_ns = round(self._settings.stream_interval_ms * 1e6)

@@ -30,5 +30,8 @@ class EngineSettings(BaseModel):
         default=0.05, ge=0, le=3600, description="seconds before the first retry; doubles with each"
     )
     stuck_after_s: float = Field(
-        default=120.0, gt=0, le=1e6, description="seconds after which one step counts as stuck"
+        default=120.0,
+        gt=0,
+        le=1e6,
+        description="seconds after which one step counts as stuck: streams end, requests are refused till it is over",
     )

@@ -11,9 +11,19 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from service.api.server import ALIVE, INFERENCE, Server
 from service.api.settings import ServerSettings
+from service.engine.settings import EngineSettings
 from service.errors import ConfigError, ExecutorError
-from tests.doubles import PROMPT, Connected, connected_toy, request_for, run_async, toy_output
-from tests.grpc.test_errors import details_of
+from tests.doubles import (
+    PROMPT,
+    Connected,
+    ManualClock,
+    connected_toy,
+    eventually,
+    request_for,
+    run_async,
+    toy_output,
+)
+from tests.grpc.test_errors import details_of, error_of, reason_of
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -65,6 +75,62 @@ def test_dead_engine_fails_liveness_and_readiness() -> None:
                 await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for()))
             await wait_for_health(toy, ALIVE, NOT_SERVING)
             await wait_for_health(toy, INFERENCE, NOT_SERVING)
+
+    run_async(main())
+
+
+def test_stuck_step_ends_readiness_and_the_streams_that_wait_for_it_until_it_is_over() -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with connected_toy(settings=EngineSettings(stuck_after_s=1.0), clock=clock) as toy:
+            executor = toy.served.executor
+            executor.close_gate()
+            executor.allow(1)
+            call = toy.stub.Generate(request_for(max_tokens=12))
+            assert [(await call.read()).WhichOneof("event") for _ in range(2)] == ["started", "chunk"]
+            await eventually(lambda: executor.num_arrived == 2)
+            clock.time_ns += 2_000_000_000
+            for name in (ALIVE, INFERENCE):
+                await wait_for_health(toy, name, NOT_SERVING)
+            with pytest.raises(grpc.aio.AioRpcError) as open_error:
+                await call.read()
+            for error in (open_error.value, await error_of(toy, request_for())):
+                assert (error.code(), reason_of(error)) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD")
+                assert details_of(error)[details.RetryInfo].retry_delay.ToMilliseconds() > 0
+            executor.allow(99)
+            for name in (ALIVE, INFERENCE):
+                await wait_for_health(toy, name, SERVING)
+            answer = await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for()))
+            assert list(answer.token_ids) == toy_output(PROMPT, 6)
+            assert toy.served.has_all_blocks_free
+
+    run_async(main())
+
+
+def test_step_that_ends_after_all_does_not_make_a_draining_server_ready() -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        settings, server_settings = EngineSettings(stuck_after_s=1.0), ServerSettings(port=0, drain_delay_s=600.0)
+        async with connected_toy(settings=settings, server_settings=server_settings, clock=clock) as toy:
+            executor = toy.served.executor
+            drain = asyncio.create_task(toy.server.drain(toy.hurry))
+            await wait_for_health(toy, INFERENCE, NOT_SERVING)
+            watch = health_pb2_grpc.HealthStub(toy.channel).Watch(health_pb2.HealthCheckRequest(service=INFERENCE))
+            assert (await watch.read()).status == NOT_SERVING
+            change = asyncio.ensure_future(watch.read())
+            for num_steps in (1, 2):
+                executor.close_gate()
+                call = toy.stub.Generate(request_for())
+                await eventually(lambda: executor.num_arrived == num_steps)  # noqa: B023
+                clock.time_ns += 2_000_000_000
+                await wait_for_health(toy, ALIVE, NOT_SERVING)
+                assert await call.code() is grpc.StatusCode.UNAVAILABLE
+                executor.allow(float("inf"))
+                await wait_for_health(toy, ALIVE, SERVING)
+            assert not change.done()
+            change.cancel()
+            toy.hurry.set()
+            await drain
 
     run_async(main())
 

@@ -204,30 +204,50 @@ def test_idle_engine_runs_no_steps_and_is_alive() -> None:
 
 def test_a_deadline_passes_while_a_batch_is_gathered_and_the_engine_is_alive() -> None:
     async def main() -> None:
-        settings = EngineSettings(stuck_after_s=1e-6)
+        clock, settings = ManualClock(), EngineSettings(stuck_after_s=1e-6)
         gathering = SchedulingSettings(batching="dynamic", batch_window_ms=60_000.0)
-        async with served_toy(settings=settings, scheduling=gathering) as toy:
-            deadline_ns = MonotonicClock().now_ns() + 50_000_000
-            stream = toy.engine.submit(PROMPT_IDS, GREEDY, Terms(deadline_ns=deadline_ns))
+        async with served_toy(settings=settings, scheduling=gathering, clock=clock) as toy:
+            stream = toy.engine.submit(PROMPT_IDS, GREEDY, Terms(deadline_ns=clock.time_ns + 1_000_000))
+            await eventually(lambda: toy.scheduler.counters.num_waiting == 1)
+            clock.time_ns += 1_000_000
             with pytest.raises(DeadlineExceededError):
                 await anext(stream)
-            assert MonotonicClock().now_ns() >= deadline_ns
             toy.engine.submit(PROMPT_IDS, GREEDY)
             await eventually(lambda: toy.scheduler.counters.num_waiting == 1)
+            clock.time_ns += 1_000_000
             await eventually(lambda: toy.engine.is_alive)
 
     run_async(main())
 
 
-def test_step_that_takes_too_long_fails_liveness() -> None:
+def test_step_that_takes_too_long_fails_liveness_and_nothing_is_taken_till_it_ends() -> None:
     async def main() -> None:
-        async with served_toy(settings=EngineSettings(stuck_after_s=1e-6)) as toy:
+        clock = ManualClock()
+        async with served_toy(settings=EngineSettings(stuck_after_s=1.0), clock=clock) as toy:
             toy.executor.close_gate()
-            stream = toy.engine.submit(PROMPT_IDS, GREEDY)
-            await eventually(lambda: not toy.engine.is_alive)
+            streams = [toy.engine.submit(PROMPT_IDS, GREEDY) for _ in range(2)]
+            await eventually(lambda: toy.executor.num_arrived == 1)
+            clock.time_ns += 1_000_000_000
+            toy.engine.abandon_if_stuck()
+            assert (toy.engine.is_alive, toy.engine.num_open_streams) == (True, 2)
+            clock.time_ns += 1
+            assert not toy.engine.is_alive
+            with pytest.raises(EngineDeadError, match="longer than 1 s"):
+                toy.engine.submit(PROMPT_IDS, GREEDY)
+            with pytest.raises(EngineDeadError):
+                toy.engine.check_room(1)
+            for _ in range(2):
+                toy.engine.abandon_if_stuck()
+            for stream in streams:
+                with pytest.raises(EngineDeadError):
+                    await anext(stream)
             toy.executor.allow(99)
-            [batch async for batch in stream]
-            await eventually(lambda: toy.engine.is_alive)
+            await eventually(lambda: toy.engine.is_alive and not toy.scheduler.has_work)
+            token_ids = [
+                token_id async for batch in toy.engine.submit(PROMPT_IDS, GREEDY) for token_id in batch.token_ids
+            ]
+            assert toy.has_all_blocks_free
+        assert token_ids == toy_output(PROMPT, 6)
 
     run_async(main())
 
