@@ -1,7 +1,6 @@
 """The front side of a generation before the engine: template, tokens, checks."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
 from service.api.generation import Generation
@@ -17,15 +16,16 @@ from service.api.params import (
 from service.api.validate import resolve_sampling, validate_params, validate_prompt, validate_roles, validate_text
 from service.core.types import Int32Array
 from service.engine.client import EngineClient, Terms
+from service.engine.prefix_keys import PromptKeys
 from service.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
 from service.text.chat import ChatTemplate
 from service.text.tokenizer import Tokenizer
 
 MAX_INLINE_CHARS = 4096
-"""Longer prompts are tokenised on a worker thread: a short one costs less than the hand-over."""
+"""Longer prompts are tokenised, checked and hashed on a worker thread: a short one costs less than the hand-over."""
 
 MAX_LONG_PROMPTS = 2
-"""Longer prompts that are tokenised at a time: each takes many times its own size in memory, and a processor."""
+"""Longer prompts that are at work there: each takes many times its own size in memory, and a processor."""
 
 
 class Frontend:
@@ -41,14 +41,14 @@ class Frontend:
     ) -> None:
         """All parts are ready and may be shared.
 
-        `max_preparing_chars` bounds the longer prompts that are tokenised or wait for that; a single one may have more.
+        `max_preparing_chars` bounds the longer prompts that are prepared or wait for that; a single one may have more.
         """
         self.engine = engine
         self.limits = limits
         self._tokenizer = tokenizer
         self._chat_template = chat_template
         self._long_prompts = asyncio.Semaphore(MAX_LONG_PROMPTS)
-        self._num_preparing = 0  # sequences whose long prompts are tokenised, or wait for that
+        self._num_preparing = 0  # sequences whose long prompts are prepared, or wait for that
         self._num_preparing_chars = 0
         self._max_preparing_chars = max_preparing_chars
 
@@ -77,7 +77,7 @@ class Frontend:
         num_samples = params.n or 1
         timeout_s = min((each for each in (params.timeout_s, timeout_s) if each is not None), default=None)
         self.engine.check_room(num_samples, self._num_preparing)
-        token_ids = validate_prompt(await self._token_ids(prompt, num_samples, timeout_s), self.limits)
+        token_ids, keys = await self._prepare(prompt, tenant, num_samples, timeout_s)
         sampling = resolve_sampling(params, len(token_ids), self.limits)
         deadline_ns = None if timeout_s is None else received_ns + round(timeout_s * 1e9)
         terms = Terms(tenant, params.priority or 0, deadline_ns)
@@ -85,40 +85,51 @@ class Frontend:
         samplings = [replace(sampling, seed=sampling.seed + index) for index in range(num_samples)]
         return [
             Generation(self.engine, stream, self._tokenizer, params.stop_strings, received_ns)
-            for stream in self.engine.submit_samples(token_ids, samplings, terms)
+            for stream in self.engine.submit_samples(token_ids, samplings, terms, keys)
         ]
 
-    async def _token_ids(self, prompt: Prompt, num_samples: int, timeout_s: float | None) -> Sequence[int] | Int32Array:
-        if isinstance(prompt, TokenPrompt):
-            return prompt.token_ids
+    async def _prepare(
+        self, prompt: Prompt, tenant: str, num_samples: int, timeout_s: float | None
+    ) -> tuple[Int32Array, PromptKeys | None]:
+        """The checked tokens, with the keys of a long prompt. Of a short one, the engine makes them."""
         num_chars = prompt_chars(prompt)
         if num_chars <= MAX_INLINE_CHARS:
-            return self._encode(prompt)
+            return self._token_ids(prompt), None
         if self._num_preparing and self._num_preparing_chars + num_chars > self._max_preparing_chars:
             limit = f"of {self._max_preparing_chars} that may"
-            raise OverloadedError(f"{self._num_preparing_chars} characters wait to be tokenised, {limit}", 1.0)
+            raise OverloadedError(f"{self._num_preparing_chars} characters or ids wait to be prepared, {limit}", 1.0)
         self._num_preparing += num_samples
         self._num_preparing_chars += num_chars
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._encode_long(prompt)
+                return await self._prepare_long(prompt, tenant)
         except TimeoutError:
             raise DeadlineExceededError("the request's deadline has passed") from None
         finally:
             self._num_preparing -= num_samples
             self._num_preparing_chars -= num_chars
 
-    async def _encode_long(self, prompt: TextPrompt | ChatPrompt) -> Int32Array:
+    async def _prepare_long(self, prompt: Prompt, tenant: str) -> tuple[Int32Array, PromptKeys]:
         await self._long_prompts.acquire()
-        encoding = asyncio.ensure_future(asyncio.to_thread(self._encode, prompt))
-        encoding.add_done_callback(self._free_place)
+        preparing = asyncio.ensure_future(asyncio.to_thread(self._with_keys, prompt, tenant))
+        preparing.add_done_callback(self._free_place)
         # A caller that goes away leaves the thread at work: its place is free only once the thread is done.
-        return await asyncio.shield(encoding)
+        return await asyncio.shield(preparing)
 
-    def _free_place(self, encoded: asyncio.Future[Int32Array]) -> None:
+    def _free_place(self, prepared: asyncio.Future[tuple[Int32Array, PromptKeys]]) -> None:
         self._long_prompts.release()
-        if not encoded.cancelled():
-            encoded.exception()  # known by now to whoever waited; else nobody does, and asyncio would log it as lost
+        if not prepared.cancelled():
+            prepared.exception()  # known by now to whoever waited; else nobody does, and asyncio would log it as lost
+
+    def _with_keys(self, prompt: Prompt, tenant: str) -> tuple[Int32Array, PromptKeys]:
+        """Any thread."""
+        token_ids = self._token_ids(prompt)
+        return token_ids, self.engine.prompt_keys(token_ids, tenant)
+
+    def _token_ids(self, prompt: Prompt) -> Int32Array:
+        """Any thread."""
+        token_ids = prompt.token_ids if isinstance(prompt, TokenPrompt) else self._encode(prompt)
+        return validate_prompt(token_ids, self.limits)
 
     def _encode(self, prompt: TextPrompt | ChatPrompt) -> Int32Array:
         """Any thread."""

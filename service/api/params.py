@@ -65,8 +65,10 @@ class ModelLimits:
     max_kv_tokens: int  # token positions of the whole KV buffer
 
 
-def prompt_chars(prompt: TextPrompt | ChatPrompt) -> int:
-    """About how many characters there are to tokenise, the chat template's own included."""
+def prompt_chars(prompt: Prompt) -> int:
+    """About how many characters there are to tokenise, the chat template's own included; a token id counts as one."""
+    if isinstance(prompt, TokenPrompt):
+        return len(prompt.token_ids)
     if isinstance(prompt, TextPrompt):
         return len(prompt.text)
     return sum(MESSAGE_CHARS + len(role) + len(content) for role, content in prompt.messages)

@@ -8,6 +8,7 @@ from typing import Protocol
 from service.clock import Clock
 from service.core.types import Int32Array, SamplingParams
 from service.engine.health import EngineState
+from service.engine.prefix_keys import PromptKeys
 from service.engine.stream import TokenStream
 
 TENANT_NAME = re.compile(r"[!-~]{1,64}")
@@ -24,7 +25,7 @@ class Terms:
 
 
 class EngineClient(Protocol):
-    """Everything here is for the event loop's thread."""
+    """Everything here but `prompt_keys` is for the event loop's thread."""
 
     @property
     def clock(self) -> Clock:
@@ -52,10 +53,20 @@ class EngineClient(Protocol):
         """
         ...
 
+    def prompt_keys(self, prompt_token_ids: Int32Array, tenant: str) -> PromptKeys:
+        """What the prefix cache calls the tenant's prompt: a long one takes milliseconds. Any thread."""
+        ...
+
     def submit_samples(
-        self, prompt_token_ids: Int32Array, samplings: Sequence[SamplingParams], terms: Terms | None = None
+        self,
+        prompt_token_ids: Int32Array,
+        samplings: Sequence[SamplingParams],
+        terms: Terms | None = None,
+        keys: PromptKeys | None = None,
     ) -> list[TokenStream]:
         """Start a sequence for each of `samplings`, which share the prompt's computation and its KV blocks.
+
+        `keys` are the prompt's, of the tenant in `terms`; without them they are made here.
 
         All of them are started or none: raises what `submit` raises, and InvalidRequestError when the queue, even an
         empty one, has no room for so many.

@@ -15,7 +15,7 @@ from service.engine.health import EngineState, Heartbeat
 from service.engine.inbox import Inbox
 from service.engine.loop import EngineLoop
 from service.engine.observer import EngineObserver
-from service.engine.prefix_keys import PrefixKeys
+from service.engine.prefix_keys import PrefixKeys, PromptKeys
 from service.engine.queue_room import QueueRoom
 from service.engine.router import OutputRouter
 from service.engine.settings import EngineSettings
@@ -108,15 +108,23 @@ class Engine:
         """Start a sequence; see EngineClient."""
         return self.submit_samples(prompt_token_ids, [sampling], terms)[0]
 
+    def prompt_keys(self, prompt_token_ids: Int32Array, tenant: str) -> PromptKeys:
+        """What the prefix cache calls the tenant's prompt; see EngineClient."""
+        return self._prefix_keys.of(prompt_token_ids, tenant, self._executor.limits.block_size)
+
     def submit_samples(
-        self, prompt_token_ids: Int32Array, samplings: Sequence[SamplingParams], terms: Terms | None = None
+        self,
+        prompt_token_ids: Int32Array,
+        samplings: Sequence[SamplingParams],
+        terms: Terms | None = None,
+        keys: PromptKeys | None = None,
     ) -> list[TokenStream]:
         """Start a sequence for each of `samplings`; see EngineClient."""
         terms = terms or Terms()
         now_ns = self._clock.now_ns()
         self._check_ready()
         self._room.check_prompt(len(prompt_token_ids), samplings)
-        root, digests = self._prefix_keys.of(prompt_token_ids, terms.tenant, self._executor.limits.block_size)
+        root, digests = keys or self.prompt_keys(prompt_token_ids, terms.tenant)
         streams: list[TokenStream] = []
         try:
             for sampling in samplings:

@@ -1,9 +1,17 @@
 """What prompts are called in the prefix cache: computed on the front side, so that steps do not wait for it."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from service.core.block_hash import extend_digests, scope_root, tenant_root
 from service.core.types import Int32Array
+
+
+class PromptKeys(NamedTuple):
+    """What one prompt is called."""
+
+    cache_root: bytes
+    block_digests: bytes  # of its full blocks, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +28,10 @@ class PrefixKeys:
     shared_scope: str = ""
     is_on: bool = True
 
-    def of(self, token_ids: Int32Array, tenant: str, block_size: int) -> tuple[bytes, bytes]:
-        """`Request.cache_root` and `Request.block_digests` of a prompt."""
+    def of(self, token_ids: Int32Array, tenant: str, block_size: int) -> PromptKeys:
+        """The keys of the tenant's prompt. Any thread."""
         if self.shared_scope:
             root = scope_root(self.model_hash, self.shared_scope)
         else:
             root = tenant_root(self.model_hash, tenant)
-        return root, extend_digests(b"", root, token_ids, block_size) if self.is_on else b""
+        return PromptKeys(root, extend_digests(b"", root, token_ids, block_size) if self.is_on else b"")

@@ -3,16 +3,29 @@
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
+import service.api.frontend as frontend_module
+import service.engine.prefix_keys as prefix_keys_module
 from service.api.frontend import MAX_INLINE_CHARS, MAX_LONG_PROMPTS
-from service.api.params import MESSAGE_CHARS, ChatPrompt, GenerationParams, TextPrompt, prompt_chars
+from service.api.params import (
+    MESSAGE_CHARS,
+    ChatPrompt,
+    GenerationParams,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    prompt_chars,
+)
+from service.api.validate import validate_prompt
+from service.core.block_hash import extend_digests
 from service.engine.settings import EngineSettings
 from service.errors import DeadlineExceededError, DrainingError, InvalidRequestError, OverloadedError
-from tests.doubles import DEADLINE_S, Served, run_async, served_toy
+from tests.doubles import DEADLINE_S, LIMITS, Served, run_async, served_toy
 
 LONG_PROMPT = TextPrompt("w1 " * MAX_INLINE_CHARS)
 
@@ -23,14 +36,57 @@ LONG_PROMPT = TextPrompt("w1 " * MAX_INLINE_CHARS)
         (TextPrompt("hello"), 5),
         (ChatPrompt([("user", "hi"), ("assistant", "")]), 4 + 2 + 9 + 2 * MESSAGE_CHARS),
         (ChatPrompt([("r" * 5000, "")]), 5000 + MESSAGE_CHARS),
+        (TokenPrompt([7, 8, 900]), 3),
     ],
 )
-def test_roles_and_messages_count_as_text_to_tokenise(prompt: TextPrompt | ChatPrompt, num_chars: int) -> None:
+def test_roles_messages_and_token_ids_count_as_text_to_tokenise(prompt: Prompt, num_chars: int) -> None:
     assert prompt_chars(prompt) == num_chars
 
 
 def test_many_empty_messages_are_no_short_prompt() -> None:
     assert prompt_chars(ChatPrompt([("user", "")] * 200)) > MAX_INLINE_CHARS
+
+
+LONG_CONTEXT = replace(LIMITS, num_blocks=4096, max_num_batched_tokens=4096, max_model_len=3 * MAX_INLINE_CHARS)
+SHORT_IDS, LONG_IDS = TokenPrompt([5] * MAX_INLINE_CHARS), TokenPrompt([5] * (MAX_INLINE_CHARS + 1))
+
+
+@pytest.mark.parametrize(("prompt", "is_loops_work"), [(SHORT_IDS, True), (LONG_IDS, False), (LONG_PROMPT, False)])
+def test_long_prompts_are_checked_and_hashed_off_the_loop(
+    prompt: Prompt, is_loops_work: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def recorded(work: Callable[..., object]) -> Callable[..., object]:
+        def record(*args: object) -> object:
+            threads.append(threading.get_ident())
+            return work(*args)
+
+        return record
+
+    monkeypatch.setattr(frontend_module, "validate_prompt", recorded(validate_prompt))
+    monkeypatch.setattr(prefix_keys_module, "extend_digests", recorded(extend_digests))
+
+    async def main() -> None:
+        async with served_toy(LONG_CONTEXT) as served:
+            with await served.frontend.submit(prompt, GenerationParams(max_tokens=1)) as generation:
+                await generation.collect()
+        assert [thread == threading.get_ident() for thread in threads] == [is_loops_work] * 2
+
+    run_async(main())
+
+
+def test_keys_of_a_long_prompt_are_its_tenants() -> None:
+    async def main() -> None:
+        num_cached = []
+        async with served_toy(LONG_CONTEXT) as served:
+            for tenant in ("a", "a", "b"):
+                with await served.frontend.submit(LONG_IDS, GenerationParams(max_tokens=1), tenant) as generation:
+                    await generation.collect()
+                num_cached.append(generation.num_cached_prompt_tokens)
+        assert num_cached == [0, MAX_INLINE_CHARS, 0]
+
+    run_async(main())
 
 
 def test_long_prompts_give_their_places_back_however_they_end() -> None:
@@ -113,7 +169,7 @@ def test_characters_that_wait_to_be_tokenised_are_bounded(monkeypatch: pytest.Mo
             one = GenerationParams(max_tokens=1)
             calls = [asyncio.create_task(served.frontend.submit(LONG_PROMPT, one)) for _ in range(2)]
             await asyncio.sleep(0)
-            with pytest.raises(OverloadedError, match=f"{2 * num_chars} characters wait"):
+            with pytest.raises(OverloadedError, match=f"{2 * num_chars} characters or ids wait"):
                 await served.frontend.submit(LONG_PROMPT, one)
             for call in calls:
                 call.cancel()
