@@ -21,9 +21,10 @@ struct Launch {
   float scale;
   float softcap;
   float v_scale;
+  int kv_head;  // of this block
 
   DEVICE Launch(const T* q, const void* kv, const int* block_table, T* out, float* part, float* lse, int table_stride,
-                int num_kv_heads, int group_size, int window, float scale, float softcap, float v_scale)
+                int num_kv_heads, int group_size, int window, float scale, float softcap, float v_scale, int kv_head)
       : q(q),
         kv(kv),
         block_table(block_table),
@@ -37,17 +38,18 @@ struct Launch {
         window(window > 0 ? window : kNoWindow),
         scale(scale * kWidened),
         softcap(softcap),
-        v_scale(v_scale * kWidened) {}
+        v_scale(v_scale * kWidened),
+        kv_head(kv_head) {}
 
   // packed_row / group_size, exactly, for rows below 2^27: groups have at most 16.
   DEVICE int token_of(int packed_row) const {
     return static_cast<int>(__umulhi(2u * static_cast<u32>(packed_row), group_reciprocal));
   }
-  DEVICE long row_offset(int token, int packed_row) const {
-    const int row_token = token_of(packed_row);
+  // Where a packed row of a sequence begins in q and out: the sequence's first token, and the row's from there.
+  DEVICE long row_offset(int first_token, int packed_row, int row_token) const {
     const int group_head = packed_row - row_token * group_size;
     const long num_heads = static_cast<long>(num_kv_heads) * group_size;
-    return ((token + row_token) * num_heads + static_cast<int>(blockIdx.y) * group_size + group_head) * kHeadDim;
+    return ((first_token + row_token) * num_heads + kv_head * group_size + group_head) * kHeadDim;
   }
 };
 
@@ -67,7 +69,6 @@ struct Item {
     const int4 b = fields[1];
     return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w - a.z};
   }
-  DEVICE int position(const Launch& launch, int row) const { return num_before + launch.token_of(row); }
 };
 
 // What the warps of a block take: each kRowTiles times 16 rows of one of kRowWarps, and of a tile the tokens of one of
@@ -90,5 +91,11 @@ using Decode = Shape<1, 1, TILE_TOKENS / 16, TILE_TOKENS>;
 using Prefill = Shape<PREFILL_ROWS / (16 * PREFILL_WARPS), PREFILL_WARPS, 1, PREFILL_TILE_TOKENS>;
 
 constexpr int kQueryBytes = kHeadDim * 2 + 16;
+
+// Of the token of row `row` of `queries`, in what pads the row: registers for it would be spilled.
+DEVICE int& position_of(char* queries, int row) {
+  return *reinterpret_cast<int*>(queries + row * kQueryBytes + kHeadDim * 2);
+}
+
 // float2 stores of a warp's half then touch every bank once; with KV_FP8, whose pairs lie four apart, two lanes meet.
 constexpr int kMergeRow = kHeadDim + 8;

@@ -3,9 +3,20 @@
 
 #include "attention_softmax.cuh"
 
-// Writes the rows of a prefill item.
+// A row of an item as a row of `part`: 16 are in the item's slot, the next 16 in the one behind it.
+DEVICE long row_of_part(const Launch& launch, int slot, int row) {
+  return (static_cast<long>(slot + row / 16) * launch.num_kv_heads + launch.kv_head) * 16 + row % 16;
+}
+
+// A row's lse, of its largest score before `scale`.
+DEVICE float log_sum(const Launch& launch, float largest, float total) {
+  return total > 0.0f ? largest * launch.scale + log2f(total) : kMasked;
+}
+
+// Writes a warp's rows of a prefill item, from its row `first_row` on, to `out`, or to `part` and `lse` if it has a
+// slot.
 DEVICE void write_rows(const Launch& launch, const Item& item, const Softmax<Prefill>& softmax, int first_row) {
-  const int num_rows = item.q_len * launch.group_size;
+  const int num_rows = item.q_len * launch.group_size - item.first_row;
 #pragma unroll
   for (int half = 0; half < 2 * Prefill::kRowTiles; ++half) {
     const int r = half / 2;
@@ -14,11 +25,25 @@ DEVICE void write_rows(const Launch& launch, const Item& item, const Softmax<Pre
     if (row >= num_rows) continue;
     const float total = softmax.total[r][half_row];
     const float factor = total > 0.0f ? launch.v_scale / total : 0.0f;
-    T* out = launch.out + launch.row_offset(item.first_token, row);
+    const bool is_whole = item.slot < 0;
+    const long part_row = row_of_part(launch, item.slot, row);
+    const int packed_row = item.first_row + row;
+    // A division here: its reciprocal would take a register through all tiles.
+    const int row_token = static_cast<int>(static_cast<u32>(packed_row) / static_cast<u32>(launch.group_size));
+    T* out = launch.out + launch.row_offset(item.first_token, packed_row, row_token);
+    float* part = launch.part + part_row * kHeadDim;
 #pragma unroll
     for (int i = 0; i < kHeadDim / 8; ++i) {
       const SumPair pair = sum_pair(softmax.sums[r], i, half_row);
-      *reinterpret_cast<u32*>(out + pair.dim) = pack<T>(pair.first * factor, pair.second * factor);
+      const float2 mine = {pair.first * factor, pair.second * factor};
+      if (is_whole) {
+        *reinterpret_cast<u32*>(out + pair.dim) = pack<T>(mine.x, mine.y);
+      } else {
+        *reinterpret_cast<float2*>(part + pair.dim) = mine;
+      }
+    }
+    if (!is_whole && (lane_of_thread() & 3) == 0) {
+      launch.lse[part_row] = log_sum(launch, softmax.largest[r][half_row], total);
     }
   }
 }
@@ -63,13 +88,13 @@ DEVICE void merge_rows(const Launch& launch, const Item& item, const Softmax<Dec
     }
     const float factor = total > 0.0f ? launch.v_scale / total : 0.0f;
     if (item.slot < 0) {
-      T* out = launch.out + launch.row_offset(item.first_token, row) + dim;
+      T* out = launch.out + launch.row_offset(item.first_token, row, launch.token_of(row)) + dim;
       *reinterpret_cast<u32*>(out) = pack<T>(merged.x * factor, merged.y * factor);
     } else {
-      const long part_row = (static_cast<long>(item.slot) * launch.num_kv_heads + blockIdx.y) * 16 + row;
+      const long part_row = row_of_part(launch, item.slot, row);
       *reinterpret_cast<float2*>(launch.part + part_row * kHeadDim + dim) =
           float2{merged.x * factor, merged.y * factor};
-      if (dim == 0) launch.lse[part_row] = total > 0.0f ? largest * launch.scale + log2f(total) : kMasked;
+      if (dim == 0) launch.lse[part_row] = log_sum(launch, largest, total);
     }
   }
 }

@@ -20,15 +20,15 @@ struct Softmax {
     clear(sums);
   }
 
-  // Begins with this warp's tokens of a tile: their scores. `keys`: their rows.
-  DEVICE void score(const Launch& launch, const Item& item, const char* queries, const char* keys, int first_row,
-                    int first_token, bool is_edge) {
+  // Begins with this warp's tokens of a tile: their scores. `queries`, `keys`: their rows.
+  DEVICE void score(const Launch& launch, const Item& item, char* queries, const char* keys, int first_token,
+                    bool is_edge) {
     clear(scores);
     multiply_keys<S::kRowTiles, S::kWarpTokens>(queries, kQueryBytes, keys, scores);
     if (launch.softcap > 0.0f) cap(launch);
 #pragma unroll
     for (int r = 0; r < S::kRowTiles; ++r) {
-      if (is_edge) mask(launch, item, first_row + 16 * r, first_token, scores[r]);
+      if (is_edge) mask(launch, item, queries + 16 * r * kQueryBytes, first_token, scores[r]);
       rescale(launch, r);
     }
   }
@@ -83,12 +83,12 @@ struct Softmax {
     }
   }
 
-  DEVICE static void mask(const Launch& launch, const Item& item, int first_row, int first_token,
+  DEVICE static void mask(const Launch& launch, const Item& item, char* queries, int first_token,
                           float (&scores)[S::kWarpTokens / 8][4]) {
     const int lane = lane_of_thread();
 #pragma unroll
     for (int half_row = 0; half_row < 2; ++half_row) {
-      const int position = item.position(launch, first_row + lane / 4 + 8 * half_row);
+      const int position = position_of(queries, lane / 4 + 8 * half_row);
       const int end = min(item.kv_end, position + 1);
       const int begin = position + 1 - launch.window;
 #pragma unroll

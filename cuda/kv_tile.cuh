@@ -48,21 +48,24 @@ struct Pages {
   const char* keys;  // of block 0
   int block_bytes;
   int value_bytes;  // from a key to its value
-  const int* blocks;
-  int num_blocks;
+  const int* block_table;
+  int first_entry;  // of the sequence in it; a pointer there would take another register
+  int num_tokens;
 
-  DEVICE Pages(const void* kv, const int* blocks, int num_tokens, int num_kv_heads, int kv_head)
+  DEVICE Pages(const void* kv, const int* block_table, int first_entry, int num_tokens, int num_kv_heads, int kv_head)
       : keys(static_cast<const char*>(kv) + static_cast<long>(kv_head) * kBlockSize * kRowBytes),
         block_bytes(2 * num_kv_heads * kBlockSize * kRowBytes),
         value_bytes(num_kv_heads * kBlockSize * kRowBytes),
-        blocks(blocks),
-        num_blocks((num_tokens + kBlockSize - 1) / kBlockSize) {}
+        block_table(block_table),
+        first_entry(first_entry),
+        num_tokens(num_tokens) {}
 
   // Lane i: the i-th block of the tile from token `start` on; the null block beyond the last.
   template <int kTileTokens>
   DEVICE int blocks_from(int start) const {
-    const int i = start / kBlockSize + lane_of_thread();
-    return lane_of_thread() < kTileTokens / kBlockSize && i < num_blocks ? blocks[i] : 0;
+    const int token = start + lane_of_thread() * kBlockSize;
+    const bool is_wanted = lane_of_thread() < kTileTokens / kBlockSize && token < num_tokens;
+    return is_wanted ? block_table[first_entry + static_cast<u32>(token) / kBlockSize] : 0;
   }
 
   // Starts to copy the keys (`from` = keys) or values (keys + value_bytes) of the first `num_tokens` tokens of a tile,

@@ -33,9 +33,10 @@ struct CudaStep {
   CudaKernel attn_prefill;
   CudaKernel attn_combine;
   CudaKernel sample_rows;
-  // The plan of attention, as service/executor/cuda/attention_plan.py describes it.
+  // The plan of attention, as service/executor/cuda/plan_layout.py describes it.
   const int32_t* range_begin;        // [num_ranges + 1]
-  const int32_t* part_begin;         // [num_seqs + 1]
+  const int32_t* num_merges;         // [1]
+  const int32_t* merges;             // [_, 8]
   const int32_t* decode_items;       // [_, 8]
   const int32_t* num_prefill_items;  // [1]
   const int32_t* prefill_items;      // [_, 8]
@@ -51,8 +52,9 @@ struct CudaStep {
   int32_t* top_tokens;          // [num_rows, max_top]
   float* top_logprobs;          // [num_rows, max_top]
   int32_t num_ranges;                // blocks of attn_decode per kv head; 0: the step decodes nothing
-  int32_t num_slots;                 // partial results that the workspace holds
+  int32_t num_slots;                 // partial results of 16 rows that the workspace holds
   int32_t prefill_blocks;            // blocks of attn_prefill per kv head, at least the plan's items; 0: none
+  int32_t merge_blocks;              // blocks of attn_combine per kv head, at least the plan's merges; 0: none
   int32_t scalar_type;               // the model's ElementType that the kernels were compiled for
   int32_t kv_type;                   // as well: scalar_type, or float8e4m3fn
   int32_t head_dim;                  // as well
@@ -62,7 +64,7 @@ struct CudaStep {
 
 // CRC-32 of a line for each field of CudaKernel and then of CudaStep, "name bytes". CudaStep.layout_number() of
 // service/executor/cuda/launch.py makes it of its own fields, so this follows whenever one changes.
-constexpr uint32_t kCudaStepLayout = 0x2e9ffe23;
+constexpr uint32_t kCudaStepLayout = 0xbd1e37a1;
 
 // The step that ops launch from now on; null when none was given. One thread runs CUDA steps.
 const CudaStep* cuda_step();

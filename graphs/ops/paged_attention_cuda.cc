@@ -2,8 +2,8 @@
 //
 //   rope_kv_write   rotated queries into `out`, keys and values into their slots
 //   attn_decode     few rows a sequence: `out`, or partial results in `workspace`
-//   attn_combine    what attn_decode left in parts
-//   attn_prefill    chunks of prompts
+//   attn_prefill    chunks of prompts: the same
+//   attn_combine    merges partial results
 //
 // Which part each block computes is data that the executor planned (cuda_launch.h). Lengths, slots and the block table
 // lie on the device and are not looked at here, so unlike the CPU kernel this one checks shapes and types only.
@@ -137,7 +137,7 @@ Status PagedAttentionCuda<kScalar>::read_shapes(const Tensors& in, const CudaSte
   }
   const int64_t num_floats = int64_t{step.num_slots} * call->num_kv_heads * kDecodeRows * (call->head_dim + 1);
   CHAIRLIFT_TRY(expect_rank(in[kWorkspace], 1));
-  if (step.num_ranges > 0 && in[kWorkspace].dims[0] < num_floats) {
+  if (step.merge_blocks > 0 && in[kWorkspace].dims[0] < num_floats) {
     return error("'workspace' has %lld elements, %d partial results take %lld",
                  static_cast<long long>(in[kWorkspace].dims[0]), step.num_slots, static_cast<long long>(num_floats));
   }
@@ -173,23 +173,25 @@ Status PagedAttentionCuda<kScalar>::run(const Tensors& in, const CudaAttentionCa
                             kv, call.num_heads, call.num_kv_heads, call.rotary_half, call.norm_epsilon, kNoScale,
                             kNoScale));
   // The queries lie in `out` already: a block reads its rows before it writes them.
-  const auto attend = [&](const char* name, const CudaKernel& kernel, int32_t blocks, const int32_t* items,
-                          const int32_t* indptr, float* part, float* lse) {
-    return cuda_launch(step, name, kernel, blocks, call.num_kv_heads, stream, out, kv, in[kBlockTable].data, items,
+  float* const part = in[kWorkspace].template as<float>();
+  float* const lse = part + int64_t{step.num_slots} * call.num_kv_heads * kDecodeRows * call.head_dim;
+  const auto attend = [&](const char* name, const CudaKernel& kernel, int32_t grid_x, int32_t grid_y,
+                          const int32_t* items, const int32_t* indptr) {
+    return cuda_launch(step, name, kernel, grid_x, grid_y, stream, out, kv, in[kBlockTable].data, items,
                        indptr, out, part, lse, call.table_stride, call.num_kv_heads, call.group_size,
                        call.sliding_window, call.score_scale, call.softcap, kNoScale);
   };
   if (step.num_ranges > 0) {
-    float* const part = in[kWorkspace].template as<float>();
-    float* const lse = part + int64_t{step.num_slots} * call.num_kv_heads * kDecodeRows * call.head_dim;
-    CHAIRLIFT_TRY(
-        attend("attn_decode", step.attn_decode, step.num_ranges, step.decode_items, step.range_begin, part, lse));
-    CHAIRLIFT_TRY(cuda_launch(step, "attn_combine", step.attn_combine, call.num_seqs, call.num_kv_heads, stream, part,
-                              lse, step.part_begin, in[kCuSeqlens].data, out, call.num_kv_heads, call.group_size));
+    CHAIRLIFT_TRY(attend("attn_decode", step.attn_decode, step.num_ranges, call.num_kv_heads, step.decode_items,
+                         step.range_begin));
   }
   if (step.prefill_blocks > 0) {
-    CHAIRLIFT_TRY(attend("attn_prefill", step.attn_prefill, step.prefill_blocks, step.prefill_items,
-                         step.num_prefill_items, nullptr, nullptr));
+    CHAIRLIFT_TRY(attend("attn_prefill", step.attn_prefill, call.num_kv_heads, step.prefill_blocks, step.prefill_items,
+                         step.num_prefill_items));
+  }
+  if (step.merge_blocks > 0) {
+    CHAIRLIFT_TRY(cuda_launch(step, "attn_combine", step.attn_combine, step.merge_blocks, call.num_kv_heads, stream,
+                              part, lse, step.merges, step.num_merges, out, call.num_kv_heads, call.group_size));
   }
   return nullptr;
 }

@@ -5,7 +5,7 @@ Whatever must not be read is poisoned: NaN in slots without a token, -1 in colum
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -107,35 +107,40 @@ def expected_attention(problem, arrays):
 class Plan:
     items: np.ndarray  # int32 [num_items, 8]
     indptr: np.ndarray  # int32: [P + 1] in decode, [1] in prefill
-    part_indptr: np.ndarray  # int32 [num_seqs + 1]
-    num_slots: int
+    merges: np.ndarray  # int32 [num_merges, 8]
+    num_slots: int  # of 16 rows
 
 
 def decode_plan(problem, num_blocks, chunk=0):
     """One item a sequence, or one for each `chunk` tokens; items dealt in runs to `num_blocks` thread blocks."""
-    items, part_indptr, num_slots = [], [0], 0
-    for seq, (context, q_len) in enumerate(zip(problem.context, problem.q_lens, strict=True)):
-        begin = _first_seen(problem, context - q_len)
-        cuts = [*range(begin, context, chunk or max(context, 1)), context] if context else [0, 0]
-        is_whole = len(cuts) == 2
-        for kv_begin, kv_end in itertools.pairwise(cuts):
-            slot = -1 if is_whole else num_slots
-            num_slots += not is_whole
-            items.append([seq, 0, q_len, kv_begin, kv_end, slot, problem.starts[seq], context])
-        part_indptr.append(num_slots)
-    indptr = np.linspace(0, len(items), num_blocks + 1).astype(np.int32)
-    return Plan(np.array(items, np.int32), indptr, np.array(part_indptr, np.int32), num_slots)
+    plan = _plan(problem, 16, chunk)
+    return replace(plan, indptr=np.linspace(0, len(plan.items), num_blocks + 1).astype(np.int32))
 
 
-def prefill_plan(problem, item_rows):
-    """An item for every `item_rows` packed rows."""
-    items = []
+def prefill_plan(problem, item_rows, chunk=0):
+    """An item for every `item_rows` packed rows, or one for each `chunk` tokens that they see."""
+    return _plan(problem, item_rows, chunk)
+
+
+def _plan(problem, item_rows, chunk):
+    items, merges, num_slots = [], [], 0
     for seq, (context, q_len) in enumerate(zip(problem.context, problem.q_lens, strict=True)):
-        for row in range(0, q_len * problem.group_size, item_rows):
-            last_row = min(q_len * problem.group_size, row + item_rows) - 1
-            first, last = (context - q_len + at // problem.group_size for at in (row, last_row))
-            items.append([seq, row, q_len, _first_seen(problem, first), last + 1, -1, problem.starts[seq], context])
-    return Plan(np.array(items, np.int32), np.array([len(items)], np.int32), np.zeros(1, np.int32), 0)
+        num_rows = q_len * problem.group_size
+        for row in range(0, num_rows, item_rows):
+            end_row = min(num_rows, row + item_rows)
+            first, last = (context - q_len + at // problem.group_size for at in (row, end_row - 1))
+            begin, end = (_first_seen(problem, first), last + 1) if context else (0, 0)
+            cuts = [*range(begin, end, chunk or max(context, 1)), end] if context else [0, 0]
+            width = -(-(end_row - row) // 16) if len(cuts) > 2 else 0
+            for place, (kv_begin, kv_end) in enumerate(itertools.pairwise(cuts)):
+                slot = num_slots + place * width if width else -1
+                items.append([seq, row, q_len, kv_begin, kv_end, slot, problem.starts[seq], context])
+            for place in range(width):
+                rows = (row + 16 * place, min(16, end_row - row - 16 * place))
+                merges.append([num_slots + place, len(cuts) - 1, width, *rows, problem.starts[seq], 0, 0])
+            num_slots += width * (len(cuts) - 1)
+    merges = np.array(merges, np.int32).reshape(-1, 8)
+    return Plan(np.array(items, np.int32), np.array([len(items)], np.int32), merges, num_slots)
 
 
 def _first_seen(problem, position):

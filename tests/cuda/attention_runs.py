@@ -18,15 +18,16 @@ def run_attention(device, problem, shape, *, chunk=0, tile_tokens=64, prefill=SM
     scalar = Scalar(problem.scalar)
     config = KernelConfig(scalar, problem.head_dim, problem.block_size, tile_tokens, scalar, problem.is_fp8, prefill)
     kernels = SimKernels(config, device)
-    plan = decode_plan(problem, NUM_BLOCKS, chunk) if shape == "decode" else prefill_plan(problem, prefill.num_rows)
+    rows = prefill.num_rows
+    plan = decode_plan(problem, NUM_BLOCKS, chunk) if shape == "decode" else prefill_plan(problem, rows, chunk)
     out = Out(np.full_like(arrays.q, np.nan))
     part = Out(np.full((plan.num_slots, problem.num_kv_heads, 16, problem.head_dim), np.nan, np.float32))
     lse = Out(np.full(part.array.shape[:3], np.nan, np.float32))
     has_parts = plan.num_slots > 0
-    blocks = NUM_BLOCKS if shape == "decode" else len(plan.items) + 2
+    heads = problem.num_kv_heads
     kernels.launch(
         f"attn_{shape}",
-        (blocks, problem.num_kv_heads),
+        (NUM_BLOCKS, heads) if shape == "decode" else (heads, len(plan.items) + 2),
         arrays.q,
         arrays.kv,
         arrays.table,
@@ -44,9 +45,10 @@ def run_attention(device, problem, shape, *, chunk=0, tile_tokens=64, prefill=SM
         problem.v_scale,
     )
     if has_parts:
-        grid = (len(problem.context), problem.num_kv_heads)
+        grid = (len(plan.merges) + 2, problem.num_kv_heads)
+        count = np.array([len(plan.merges)], np.int32)
         sizes = (problem.num_kv_heads, problem.group_size)
-        kernels.launch("attn_combine", grid, part.array, lse.array, plan.part_indptr, problem.starts, out, *sizes)
+        kernels.launch("attn_combine", grid, part.array, lse.array, plan.merges, count, out, *sizes)
     return out.array
 
 

@@ -44,6 +44,11 @@ def prefill_fp8(device: SimDevice) -> None:
     check_attention(device, Problem((5, 150), (3, 30), 3, is_fp8=True, k_scale=0.5, v_scale=2.0), "prefill")
 
 
+def prefill_cut(device: SimDevice) -> None:
+    """Whole items and pieces, of which one is behind what some rows see; their merge."""
+    check_attention(device, Problem((5, 110), (3, 30), 3), "prefill", chunk=64)
+
+
 def rope(device: SimDevice) -> None:
     """Five heads for two blocks of four warps; a padding token; norms."""
     case = RopeCase(AttentionSpec(num_heads=3, num_kv_heads=1, head_dim=64), "half", has_norms=True, device=device)
@@ -85,7 +90,18 @@ def sampling_half(device: SimDevice) -> None:
 
 CASES: dict[str, Callable[[SimDevice], None]] = {
     each.__name__: each
-    for each in (decode, decode_fp8, prefill, prefill_wide, prefill_fp8, rope, rope_fp8, sampling, sampling_half)
+    for each in (
+        decode,
+        decode_fp8,
+        prefill,
+        prefill_wide,
+        prefill_fp8,
+        prefill_cut,
+        rope,
+        rope_fp8,
+        sampling,
+        sampling_half,
+    )
 }
 
 

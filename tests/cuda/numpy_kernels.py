@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from graphs.op_twins_rows import sample_rows
-from service.executor.cuda.attention_plan import DECODE_ROWS
 from service.executor.cuda.launch import FLOAT16, LoadedKernel, ModelKernels
+from service.executor.cuda.plan_layout import DECODE_ROWS
 from service.executor.logit_edits import log_softmax, token_logprobs
 from tests.cuda.launch_type import LAUNCH_TYPE, PTR
 
@@ -98,7 +98,7 @@ class NumpyKernels:
         self._attend(values, range(int(indptr[0]), int(indptr[-1])), DECODE_ROWS)
 
     def _attn_prefill(self, values, grid) -> None:
-        self._attend(values, range(min(grid[0], int(at(values[4], (1,), np.int32)[0]))), self.kernels.prefill_rows)
+        self._attend(values, range(min(grid[1], int(at(values[4], (1,), np.int32)[0]))), self.kernels.prefill_rows)
 
     def _attend(self, values, chosen, tile_rows: int) -> None:
         q, kv, table, items, _, out, part, lse, stride, kv_heads, group, window, scale, softcap, _ = values
@@ -121,23 +121,24 @@ class NumpyKernels:
                 if slot < 0:
                     at(out, shape)[token, :, head] = result
                 else:
-                    at(part, (slot + 1, kv_heads, 16, self.head_dim), np.float32)[slot, :, row] = result
+                    mine, place = slot + (row - row0) // DECODE_ROWS, (row - row0) % DECODE_ROWS
+                    at(part, (mine + 1, kv_heads, DECODE_ROWS, self.head_dim), np.float32)[mine, :, place] = result
                     logs = np.where(total > 0, top + np.log2(np.maximum(total, 1e-300)), EMPTY_LSE)
-                    at(lse, (slot + 1, kv_heads, 16), np.float32)[slot, :, row] = logs
+                    at(lse, (mine + 1, kv_heads, DECODE_ROWS), np.float32)[mine, :, place] = logs
 
     def _attn_combine(self, values, grid) -> None:
-        part, lse, part_begin, cu_seqlens, out, kv_heads, group = values
-        begin, tokens = at(part_begin, (grid[0] + 1,), np.int32), at(cu_seqlens, (grid[0] + 1,), np.int32)
-        for seq in np.flatnonzero(np.diff(begin)):
-            slots = slice(begin[seq], begin[seq + 1])
-            logs = at(lse, (slots.stop, kv_heads, 16), np.float32)[slots].astype(np.float64)
-            parts = at(part, (slots.stop, kv_heads, 16, self.head_dim), np.float32)[slots].astype(np.float64)
+        part, lse, merges, num_merges, out, kv_heads, group = values
+        count = min(grid[0], int(at(num_merges, (1,), np.int32)[0]))
+        for slot, num_parts, distance, row0, num_rows, first_token, _, _ in at(merges, (count, 8), np.int32).tolist():
+            slots = slot + distance * np.arange(num_parts)
+            logs = at(lse, (slots[-1] + 1, kv_heads, DECODE_ROWS), np.float32)[slots, :, :num_rows].astype(np.float64)
+            shape = (slots[-1] + 1, kv_heads, DECODE_ROWS, self.head_dim)
+            parts = at(part, shape, np.float32)[slots, :, :num_rows].astype(np.float64)
             weights = np.exp2(logs - logs.max(axis=0))
             merged = (weights[..., None] * parts).sum(axis=0) / weights.sum(axis=0)[..., None]
-            rows = at(out, (tokens[seq + 1], kv_heads, group, self.head_dim))
-            for token in range(tokens[seq], tokens[seq + 1]):
-                first = (token - tokens[seq]) * group
-                rows[token] = merged[:, first : first + group]
+            tokens, heads = np.divmod(row0 + np.arange(num_rows), group)
+            rows = at(out, (first_token + tokens[-1] + 1, kv_heads, group, self.head_dim))
+            rows[first_token + tokens, :, heads] = merged.transpose(1, 0, 2)
 
     def _sample_rows(self, values, grid) -> None:
         rows, (vocab_size, max_top) = grid[0], values[20:]

@@ -1,20 +1,24 @@
 """Steps to be planned, and how evenly a plan spreads them."""
 
+import heapq
+
 import numpy as np
 
-from service.executor.cuda.attention_plan import (
-    AttentionPlanner,
-    PlanCounts,
-    PlanLayout,
-    PlanLimits,
-    PlanSections,
-)
+from service.executor.cuda.attention_plan import AttentionPlanner
+from service.executor.cuda.plan_layout import PlanCounts, PlanLayout, PlanLimits, PlanSections
 
 NUM_SMS = 132
 BLOCKS_PER_SM = 3
+PREFILL_BLOCKS_PER_SM = 2
 NUM_KV_HEADS = 8
 LIMITS = PlanLimits(
-    num_ranges=NUM_SMS * BLOCKS_PER_SM // NUM_KV_HEADS, group_size=4, max_seqs=256, max_tokens=8192, max_context=1 << 17
+    num_ranges=NUM_SMS * BLOCKS_PER_SM // NUM_KV_HEADS,
+    group_size=4,
+    max_seqs=256,
+    max_tokens=8192,
+    max_context=1 << 17,
+    prefill_rows=128,
+    resident_prefill_blocks=NUM_SMS * PREFILL_BLOCKS_PER_SM // NUM_KV_HEADS,
 )
 
 
@@ -34,6 +38,16 @@ def balance(sections: PlanSections) -> float:
         for first, last in zip(sections.range_begin[:-1], sections.range_begin[1:], strict=True)
     ]
     return sum(loads) * NUM_KV_HEADS / (NUM_SMS * BLOCKS_PER_SM) / max(loads)
+
+
+def prefill_balance(sections: PlanSections) -> float:
+    """Mean tiles of a resident block over those until the last one is done, each taking the next item that is left."""
+    begin, end = sections.prefill_items[: sections.num_prefill_items[0], 3:5].T
+    tiles = np.repeat(-(-(end - begin) // 64), NUM_KV_HEADS).tolist()  # in the order of blocks: x, the head, first
+    done = [0] * (NUM_SMS * PREFILL_BLOCKS_PER_SM)
+    for each in tiles:
+        heapq.heapreplace(done, done[0] + each)
+    return sum(tiles) / len(done) / max(done)
 
 
 def skewed_contexts(num_seqs: int = 64) -> list[int]:

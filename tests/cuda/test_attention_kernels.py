@@ -67,6 +67,49 @@ def test_prefill_in_other_shapes(prefill, group_size):
     check(replace(problem, window=20, softcap=1.5), "prefill", prefill=prefill)
 
 
+@pytest.mark.parametrize("chunk", [16, 64])
+def test_prefill_of_cut_items(chunk):
+    """Pieces of less than a tile, and behind the last token that a row sees; an item of 18 rows."""
+    check(Problem((5, 97, 1, 0, 70, 150), (3, 47, 1, 1, 6, 30), 3), "prefill", chunk=chunk, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "prefill"),
+    [
+        ({"window": 20}, PrefillShape(64, 4, 64)),
+        ({"softcap": 1.5, "window": 70}, PrefillShape(128, 4, 64)),
+        ({"head_dim": 96, "scalar": "half", "block_size": 32}, PrefillShape(128, 8, 32)),
+        ({"is_fp8": True, "k_scale": 0.5, "v_scale": 2.0}, PrefillShape(128, 4, 64)),
+        ({"head_dim": 256}, PrefillShape(64, 4, 32)),
+    ],
+    ids=["window", "soft cap", "half D96", "fp8", "D256"],
+)
+def test_prefill_of_cut_items_in_other_shapes(options, prefill):
+    check(Problem((40, 200), (1, 45), 4, num_kv_heads=1, **options), "prefill", prefill=prefill, chunk=64, seed=2)
+
+
+@pytest.mark.parametrize(("head_dim", "group_size", "num_parts"), [(64, 1, 70), (96, 5, 3), (128, 4, 49), (256, 16, 9)])
+def test_merge_of_parts(head_dim, group_size, num_parts):
+    """More parts than lanes, than groups of threads a row, and fewer; parts and rows that saw nothing."""
+    rng = np.random.default_rng(4)
+    part = rng.standard_normal((2 * num_parts, 2, 16, head_dim)).astype(np.float32)
+    lse = (8 * rng.standard_normal(part.shape[:3])).astype(np.float32)
+    lse[::3, :, 0] = -1e30
+    lse[:, :, group_size - 1] = -1e30 if group_size > 1 else lse[:, :, 0]
+    part[lse == np.float32(-1e30)] = 0.0
+    part[:, :, group_size:], lse[:, :, group_size:] = np.nan, np.nan  # rows that nobody wrote
+    merges = np.array([[at, num_parts, 2, 0, group_size, 1 - at, 0, 0] for at in (0, 1)], np.int32)
+    out = Out(np.full((2, 2 * group_size, head_dim), np.nan, np.float16))
+    kernels = SimKernels(KernelConfig(Scalar.HALF, head_dim, 16, 64, Scalar.HALF), SimDevice(seed=2))
+    kernels.launch("attn_combine", (4, 2), part, lse, merges, np.array([2], np.int32), out, 2, group_size)
+    for token in range(2):
+        mine = slice(1 - token, None, 2)
+        parts, logs = (each[mine, :, :group_size].astype(np.float64) for each in (part, lse))
+        weights = np.where(logs > -1e30, np.exp2(logs - logs.max(axis=0)), 0.0)
+        expected = (weights[..., None] * parts).sum(axis=0) / np.maximum(weights.sum(axis=0), 1e-300)[..., None]
+        assert np.allclose(out.array[token].reshape(expected.shape).astype(np.float64), expected, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("window", [1, 16, 20, 70])
 @pytest.mark.parametrize("shape", ["decode", "prefill"])
 def test_sliding_window(shape, window):
@@ -117,6 +160,7 @@ def test_long_and_skewed_contexts(scalar):
     check(Problem(lengths, (1,) * 5, 4, scalar=scalar), "decode", seed=1)
     check(Problem(lengths, (1,) * 5, 4, scalar=scalar), "decode", chunk=512, seed=2)
     check(Problem(lengths, (100, 1, 17, 33, 65), 4, scalar=scalar), "prefill", seed=3)
+    check(Problem(lengths, (100, 1, 17, 33, 65), 4, scalar=scalar), "prefill", chunk=448, seed=3)
 
 
 @pytest.mark.slow
@@ -130,7 +174,7 @@ def test_every_head_dim(scalar, head_dim, tile_tokens, block_size, is_fp8):
     for group_size, seed in ((1, 0), (3, 1), (8, 2), (16, 3)):
         check(decode(group_size, **options), "decode", tile_tokens=tile_tokens, seed=seed, chunk=64 * (seed % 2))
         for shape in shapes:
-            check(mixed(group_size, **options), "prefill", prefill=shape, seed=seed)
+            check(mixed(group_size, **options), "prefill", prefill=shape, seed=seed, chunk=64 * (seed % 2))
 
 
 def test_queries_may_lie_in_the_output():
@@ -141,7 +185,7 @@ def test_queries_may_lie_in_the_output():
     plan = prefill_plan(problem, config.prefill.num_rows)
     both = Out(arrays.q.copy())
     sizes = (arrays.table.shape[1], problem.num_kv_heads, problem.group_size, 0, problem.scale, 0.0, 1.0)
-    grid = (len(plan.items), problem.num_kv_heads)
+    grid = (problem.num_kv_heads, len(plan.items))
     memory = (both.array, arrays.kv, arrays.table, plan.items, plan.indptr, both, None, None)
     kernels.launch("attn_prefill", grid, *memory, *sizes)
     assert np.array_equal(run_attention(SimDevice(), problem, "prefill", arrays=arrays), both.array)

@@ -65,8 +65,8 @@ def test_a_case_that_cannot_run_is_wrong_and_the_next_one_runs():
 
 
 def test_the_matrix_on_a_gpu_is_the_whole_product():
-    """2 types, 4 head dimensions, 2 block sizes, 2 kinds of KV, 4 groups; 5 problems each; 9 long ones a type and D."""
-    assert 2 * 4 * 2 * 2 * 4 * 5 + 2 * 4 * 9 == len(attention_cases("cuda"))
+    """2 types, 4 head dimensions, 2 block sizes, 2 kinds of KV, 4 groups; 6 problems each; 10 long a type and D."""
+    assert 2 * 4 * 2 * 2 * 4 * 6 + 2 * 4 * 10 == len(attention_cases("cuda"))
     assert 2 * 4 * 2 * 2 * 2 == len(rope_cases("cuda"))
     # rope: 2 types, 4 D, 2 BS, 2 KV; attention the same; combine: 2 types, 4 D; sampling: 3 kinds of logits;
     # as the product compiles them: 4 sources, 2 types, 4 D, 2 KV
@@ -118,7 +118,7 @@ def test_a_stored_output_that_differs_fails_the_replay(tmp_path, monkeypatch):
         write(tmp_path / f"{name}.npz", before, after)
     monkeypatch.setattr(stored, "FOLDER", tmp_path)
     rows = []
-    with open_device("sim", tmp_path) as device, pytest.raises(StepFailedError, match="1 of 6 cases"):
+    with open_device("sim", tmp_path) as device, pytest.raises(StepFailedError, match="1 of 7 cases"):
         rows.extend(stored.replay(device))
     assert ["rope-bf16"] == [row["case"] for row in rows if not row["near"]]
 

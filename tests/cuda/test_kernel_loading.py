@@ -54,7 +54,7 @@ def test_every_kernel_that_is_launched_is_loaded_once_from_one_module_a_source(t
     assert names == books.functions
     assert 4 == len(books.modules) == len(list(tmp_path.iterdir()))
     assert LoadedKernel(2, 128, 39_168) == kernels["attn_decode"]
-    assert LoadedKernel(4, 128, 0) == kernels["attn_combine"]
+    assert LoadedKernel(4, 512, 0) == kernels["attn_combine"]
 
 
 @pytest.mark.skipif(missing_nvrtc() is not None, reason=str(missing_nvrtc()))

@@ -15,8 +15,9 @@ from onnx import TensorProto
 from graphs.op_twins_attention import AttentionSpec, paged_attention
 from graphs.ops import library_path
 from service.errors import ExecutorError
-from service.executor.cuda.attention_plan import AttentionPlanner, PlanLayout, PlanLimits
+from service.executor.cuda.attention_plan import AttentionPlanner
 from service.executor.cuda.launch import CudaOps, CudaStep
+from service.executor.cuda.plan_layout import PlanLayout, PlanLimits
 from tests.cuda.numpy_kernels import NumpyKernels
 from tests.unit.attention_cases import RAGGED, AttentionCase, make_case
 from tests.unit.op_session import OpSession
@@ -24,6 +25,7 @@ from tests.unit.op_session import OpSession
 SPEC = AttentionSpec(num_heads=6, num_kv_heads=2, head_dim=64)
 HEADER = Path(__file__).resolve().parents[2] / "graphs" / "ops" / "cuda_launch.h"
 DECODES = [(1, 1), (1, 63), (1, 64), (0, 0), (1, 65), (1, 129), (3, 130), (1, 513), (1, 700)]
+TURNS = [(1, 1050), (30, 1500), (20, 600)]  # the second one's items are cut
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,7 @@ class CudaCase:
             sliding_window=spec.sliding_window,
             tile_tokens=kernels.kernels.tile_tokens,
             prefill_rows=kernels.kernels.prefill_rows,
+            resident_prefill_blocks=4,
             **options,
         )
         layout = PlanLayout.of(self.limits, has_prefill=True)
@@ -58,9 +61,9 @@ class CudaCase:
         for name, section in planner.sections._asdict().items():
             setattr(self.step, name, section.ctypes.data)
         self.step.num_ranges = self.limits.num_ranges if self.counts.num_decode_items else 0
-        self.step.prefill_blocks = self.counts.num_prefill_items
-        self.step.num_slots = self.limits.max_partials
-        num_floats = self.limits.max_partials * spec.num_kv_heads * 16 * (spec.head_dim + 1)
+        self.step.prefill_blocks, self.step.merge_blocks = self.counts.num_prefill_items, self.counts.num_merges
+        self.step.num_slots = self.limits.max_slots
+        num_floats = self.limits.max_slots * spec.num_kv_heads * 16 * (spec.head_dim + 1)
         self.inputs = case.inputs() | {
             "qkv": case.qkv.astype(np.float16),
             "workspace": np.full(num_floats, np.nan, np.float32),
@@ -90,7 +93,7 @@ def close(kernels: NumpyKernels, expected: tuple[np.ndarray, np.ndarray], out: n
     assert np.array_equal(np.isnan(expected[1]), np.isnan(cache))
 
 
-@pytest.mark.parametrize("lengths", [RAGGED, DECODES], ids=["ragged", "decode"])
+@pytest.mark.parametrize("lengths", [RAGGED, DECODES, TURNS], ids=["ragged", "decode", "turns"])
 @pytest.mark.parametrize(
     "spec",
     [SPEC, replace(SPEC, sliding_window=70, softcap=3.0), replace(SPEC, num_heads=16, scale=0.2)],
@@ -102,7 +105,7 @@ def test_it_computes_what_the_op_is_defined_to(ops, lengths, spec, is_determinis
     case = CudaCase(make_case(spec, lengths, np.float16), kernels, is_deterministic=is_deterministic)
     expected = case.expected()
     close(kernels, expected, case.run(ops), case.case.kv_cache)
-    assert case.counts.num_partials > 0
+    assert case.counts.num_merges > 0
 
 
 def test_norms_partial_rotation_and_other_blocks_and_tiles(ops) -> None:
@@ -117,17 +120,12 @@ def test_a_step_launches_only_what_it_needs_on_the_grids_of_the_readme(ops) -> N
     """6 + 2 * 2 heads, four a block, are three blocks a token; 11 sequences."""
     kernels = NumpyKernels(SPEC.head_dim, block_size=16)
     for lengths, expected in (
-        (DECODES, [("rope_kv_write", (10, 3, 1)), ("attn_decode", (5, 2, 1)), ("attn_combine", (9, 2, 1))]),
-        ([(40, 40), (30, 90)], [("rope_kv_write", (70, 3, 1)), ("attn_prefill", (4, 2, 1))]),
-        (
-            [(1, 5), (40, 40)],
-            [
-                ("rope_kv_write", (41, 3, 1)),
-                ("attn_decode", (5, 2, 1)),
-                ("attn_combine", (2, 2, 1)),
-                ("attn_prefill", (2, 2, 1)),
-            ],
-        ),
+        # 1, 1, 1, 2, 3, 3, 9, 11 tiles in 5 ranges of 7 are cut in the sixth, seventh and eighth sequence.
+        (DECODES, [("rope_kv_write", (10, 3, 1)), ("attn_decode", (5, 2, 1)), ("attn_combine", (3, 2, 1))]),
+        ([(40, 40), (30, 90)], [("rope_kv_write", (70, 3, 1)), ("attn_prefill", (2, 4, 1))]),
+        ([(1, 5), (40, 40)], [("rope_kv_write", (41, 3, 1)), ("attn_decode", (5, 2, 1)), ("attn_prefill", (2, 2, 1))]),
+        # 64 and 26 rows of 24 tiles each are cut in two, for 4 blocks; they are merged by 16 rows.
+        ([(30, 1500)], [("rope_kv_write", (30, 3, 1)), ("attn_prefill", (2, 4, 1)), ("attn_combine", (6, 2, 1))]),
     ):
         CudaCase(make_case(SPEC, lengths, np.float16), kernels).run(ops)
         launches = list(kernels.take_log())
@@ -176,8 +174,8 @@ def test_kernels_for_another_model_are_refused(ops) -> None:
     refused(ops, case, "compiled for float16 and head_dim 128, the graph has float16 and 64")
     case.step.head_dim, case.step.block_size = 64, 32
     refused(ops, case, "'kv_cache' has shape .* expected .*any, 2, 2, 32, 64")
-    case.step.block_size, case.step.num_slots = 16, 1000
-    refused(ops, case, "'workspace' has 20800 elements, 1000 partial results take 2080000")
+    case.step.block_size, case.step.num_slots, case.step.merge_blocks = 16, 1000, 1
+    refused(ops, case, "'workspace' has 87360 elements, 1000 partial results take 2080000")
 
 
 def test_without_kernels_or_after_a_failed_launch_the_op_fails(ops) -> None:

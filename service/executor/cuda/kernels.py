@@ -22,6 +22,7 @@ BLOCK_SIZES: Final = (16, 32)
 _WARP: Final = 32
 _DECODE_WARP_TOKENS: Final = 16  # of a tile
 _DECODE_ROWS: Final = 16
+_COMBINE_THREADS: Final = 512
 _SAMPLE_THREADS: Final = 1024
 _RESERVED_BYTES: Final = 1024  # that the device adds to every block
 
@@ -104,7 +105,7 @@ def kernel_specs(config: KernelConfig) -> tuple[KernelSpec, ...]:
         KernelSpec("rope_kv_write", "rope_kv_write.cu", 128, 16 * config.head_dim),
         KernelSpec("attn_decode", "attention.cu", _WARP * (tile // _DECODE_WARP_TOKENS), decode_bytes),
         KernelSpec("attn_prefill", "attention.cu", _WARP * prefill.num_warps, prefill_bytes),
-        KernelSpec("attn_combine", "attention_combine.cu", 128, 0),
+        KernelSpec("attn_combine", "attention_combine.cu", _COMBINE_THREADS, 0),
         KernelSpec("sample_rows", "sample_rows.cu", _SAMPLE_THREADS, SAMPLE_SHARED_BYTES),
     )
 

@@ -3,7 +3,7 @@
 from graphs.manifest import Manifest
 from service.errors import ConfigError
 from service.executor.config import ExecutorConfig
-from service.executor.cuda.attention_plan import DECODE_ROWS
+from service.executor.cuda.plan_layout import DECODE_ROWS
 from service.executor.cuda.precision import Precision
 
 

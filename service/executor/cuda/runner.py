@@ -13,12 +13,12 @@ from service.core.plan import NO_ROWS
 from service.core.types import Int32Array
 from service.errors import ExecutorError
 from service.executor.api import ExecutorLimits
-from service.executor.cuda.attention_plan import DECODE_ROWS, PlanCounts, PlanLimits
 from service.executor.cuda.capture import BucketGraphs
 from service.executor.cuda.device import Device
 from service.executor.cuda.launch import CudaOps, CudaStep, ModelKernels
 from service.executor.cuda.memory import DeviceBuffer, DeviceKv
 from service.executor.cuda.null_steps import null_decode_step
+from service.executor.cuda.plan_layout import DECODE_ROWS, PlanCounts, PlanLimits
 from service.executor.cuda.row_edits import RowEdits, SamplingBounds
 from service.executor.cuda.sample_outputs import SAMPLED, SampleOutputs
 from service.executor.cuda.session import EAGER, Binding, Session
@@ -52,9 +52,10 @@ class StepRunner:
         """Allocate. Raises ConfigError when memory is lacking."""
         self._parts = parts
         device, kernels = parts.device, parts.kernels
-        num_blocks = device.num_sms * device.blocks_per_sm(kernels.attn_decode)
+        resident = [device.num_sms * device.blocks_per_sm(each) for each in (kernels.attn_decode, kernels.attn_prefill)]
+        num_ranges, prefill_blocks = (max(1, each // model.num_kv_heads) for each in resident)
         decode = PlanLimits(
-            num_ranges=max(1, num_blocks // model.num_kv_heads),
+            num_ranges=num_ranges,
             group_size=model.num_heads // model.num_kv_heads,
             max_seqs=limits.max_num_seqs,
             max_tokens=limits.max_num_seqs,
@@ -64,9 +65,9 @@ class StepRunner:
             sliding_window=parts.session.sliding_window,
             is_deterministic=is_deterministic,
         )
-        mixed = replace(decode, max_tokens=limits.max_num_batched_tokens)
-        self._num_ranges = decode.num_ranges
-        self._num_floats = decode.max_partials * model.num_kv_heads * DECODE_ROWS * (model.head_dim + 1)
+        mixed = replace(decode, max_tokens=limits.max_num_batched_tokens, resident_prefill_blocks=prefill_blocks)
+        self._num_ranges, self._max_decode_merges = decode.num_ranges, decode.max_decode_merges
+        self._num_floats = mixed.max_slots * model.num_kv_heads * DECODE_ROWS * (model.head_dim + 1)
         with ExitStack() as undo:
             self.decode, self.mixed = (
                 undo.enter_context(
@@ -80,9 +81,9 @@ class StepRunner:
                 closing(SampleOutputs(device, shape, parts.bounds.max_top, kernels.scalar_type))
             )
             self._owned = undo.pop_all()
-        self._decode_step = self._cuda_step(self.decode, decode.max_partials)
+        self._decode_step = self._cuda_step(self.decode, mixed.max_slots)
         self._decode_step.num_ranges = decode.num_ranges  # whatever the step: a captured graph's grid
-        self._mixed_step = self._cuda_step(self.mixed, decode.max_partials)
+        self._mixed_step = self._cuda_step(self.mixed, mixed.max_slots)
         self._kv: DeviceKv | None = None
         self._bindings: dict[int, Binding] = {}  # of each bucket, and under EAGER that of all other steps
 
@@ -163,6 +164,7 @@ class StepRunner:
         """Run what is staged; yields whether that is only enqueued: it captures no graph."""
         parts = self._parts
         num_seqs = bucket or num_rows
+        self._decode_step.merge_blocks = min(num_seqs, self._max_decode_merges)  # in a captured graph, by its bucket
         parts.ops.use(self._decode_step)
         sizes = (num_seqs, num_seqs, num_seqs)
         if bucket is None:
@@ -187,7 +189,7 @@ class StepRunner:
     def _run_mixed(self, inputs: StepInputs, counts: PlanCounts) -> None:
         step = self._mixed_step
         step.num_ranges = self._num_ranges if counts.num_decode_items else 0
-        step.prefill_blocks = counts.num_prefill_items
+        step.prefill_blocks, step.merge_blocks = counts.num_prefill_items, counts.num_merges
         self._parts.ops.use(step)
         sizes = (len(inputs.token_ids), len(inputs.context_lens), len(inputs.logit_indices))
         self._run_unpadded(self.mixed, sizes)

@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from service.core.types import Int32Array
 from service.executor.api import ExecutorLimits
-from service.executor.cuda.attention_plan import AttentionPlanner, PlanCounts, PlanLayout, PlanLimits, PlanSections
+from service.executor.cuda.attention_plan import AttentionPlanner
 from service.executor.cuda.device import Device
 from service.executor.cuda.memory import DeviceBuffer, PinnedBuffer, placed
+from service.executor.cuda.plan_layout import PlanCounts, PlanLayout, PlanLimits, PlanSections
 from service.executor.cuda.row_edits import NO_LOGPROBS, RowEdits, SamplingBounds
 from service.executor.sampler import RowParams
 from service.executor.step_inputs import StepInputs

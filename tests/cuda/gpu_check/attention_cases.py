@@ -99,6 +99,7 @@ def prefill_cases() -> list[TimedCase]:
         TimedCase("prefill 1 x 8192", (8192,), (8192,), heads),
         TimedCase("prefill 8 x 1024", (1024,) * 8, (1024,) * 8, heads),
         TimedCase("chunk of 512 at 8192", (512,), (8192,), heads),
+        TimedCase("turn of 32 at 32800", (32,), (32_800,), heads),
         TimedCase("mixed 64 x 2048 + 1 x 1024", (*[1] * 64, 1024), (*[2048] * 64, 1024), heads),
     ]
 

@@ -6,14 +6,15 @@ import math
 import numpy as np
 
 from service.errors import ConfigError
-from service.executor.cuda.attention_plan import AttentionPlanner, PlanCounts, PlanLayout, PlanLimits
+from service.executor.cuda.attention_plan import AttentionPlanner
 from service.executor.cuda.kernels import Scalar
-from service.executor.cuda.launch import LoadedKernel
+from service.executor.cuda.plan_layout import PlanCounts, PlanLayout, PlanLimits
 from tests.cuda.gpu_check.attention_cases import TimedCase
 from tests.cuda.gpu_check.compilation import kernel_config
 from tests.cuda.gpu_check.device import CheckDevice
 
 BLOCK_SIZE = 16
+SHAPES = ("decode", "prefill")
 NUM_RANDOM = 1 << 22  # numbers that are drawn; memory is filled with copies of them
 
 
@@ -28,15 +29,17 @@ class AttentionStep:
         kinds = {"is_fp8": case.is_kv_fp8, "logit": Scalar.BF16}  # as in step 1, which has compiled it
         config = kernel_config(device, Scalar.BF16, heads.head_dim, BLOCK_SIZE, **kinds)
         self._kernels = device.kernels(config)
-        resident = device.num_sms * device.blocks_per_sm(self._kernels["attn_decode"])
+        resident = [device.num_sms * device.blocks_per_sm(self._kernels[f"attn_{each}"]) for each in SHAPES]
+        num_ranges, prefill_blocks = (max(1, each // heads.num_kv_heads) for each in resident)
         self._limits = PlanLimits(
-            num_ranges=max(1, resident // heads.num_kv_heads),
+            num_ranges=num_ranges,
             group_size=heads.num_heads // heads.num_kv_heads,
             max_seqs=len(case.contexts),
             max_tokens=case.num_tokens,
             max_context=max(case.contexts),
             tile_tokens=config.tile_tokens,
             prefill_rows=config.prefill.num_rows,
+            resident_prefill_blocks=prefill_blocks,
             is_deterministic=case.is_deterministic,
         )
         rng = np.random.default_rng(3)
@@ -51,12 +54,13 @@ class AttentionStep:
     def __call__(self, call: int) -> None:
         """Enqueue one step: the list of short sequences, then that of long ones, then what merges cut ones."""
         pool = call % len(self.decode_arguments)
-        if self.counts.num_decode_items:
-            self._launch(self._kernels["attn_decode"], self._limits.num_ranges, self.decode_arguments[pool])
-        if self.counts.num_prefill_items:
-            self._launch(self._kernels["attn_prefill"], self.counts.num_prefill_items, self.prefill_arguments[pool])
-        if self.counts.num_partials:
-            self._launch(self._kernels["attn_combine"], len(self._case.contexts), self._combine_arguments)
+        counts, heads = self.counts, self._case.heads.num_kv_heads
+        if counts.num_decode_items:
+            self._launch("attn_decode", (self._limits.num_ranges, heads, 1), self.decode_arguments[pool])
+        if counts.num_prefill_items:
+            self._launch("attn_prefill", (heads, counts.num_prefill_items, 1), self.prefill_arguments[pool])
+        if counts.num_merges:
+            self._launch("attn_combine", (counts.num_merges, heads, 1), self._combine_arguments)
 
     def is_output_finite(self) -> bool:
         """Whether every number of the output was written, and is neither NaN nor infinity."""
@@ -96,7 +100,7 @@ class AttentionStep:
         q = self._upload(bf16(rng.standard_normal(shape, np.float32)))
         self.out = np.full(shape, 0xFFFF, np.uint16)  # NaN
         self._out_address = self._upload(self.out)
-        slots = limits.max_partials * heads.num_kv_heads * 16
+        slots = limits.max_slots * heads.num_kv_heads * 16
         part = self._upload(np.full(slots * heads.head_dim, np.nan, np.float32))
         lse = self._upload(np.full(slots, np.nan, np.float32))
         scale = math.log2(math.e) / math.sqrt(heads.head_dim)
@@ -110,13 +114,12 @@ class AttentionStep:
 
         self.decode_arguments = attention("decode_items", "range_begin")
         self.prefill_arguments = attention("prefill_items", "num_prefill_items")
-        starts = self._upload(self._case.starts)
-        merged = map(pointer, (part, lse, plan["part_begin"], starts, self._out_address))
+        merged = map(pointer, (part, lse, plan["merges"], plan["num_merges"], self._out_address))
         self._combine_arguments = [*merged, ctypes.c_int32(heads.num_kv_heads), ctypes.c_int32(limits.group_size)]
 
-    def _launch(self, kernel: LoadedKernel, blocks: int, arguments: list) -> None:
-        grid, block = (blocks, self._case.heads.num_kv_heads, 1), (kernel.block_threads, 1, 1)
-        self._device.launch(kernel.function, grid, block, kernel.shared_bytes, arguments)
+    def _launch(self, name: str, grid: tuple[int, int, int], arguments: list) -> None:
+        kernel = self._kernels[name]
+        self._device.launch(kernel.function, grid, (kernel.block_threads, 1, 1), kernel.shared_bytes, arguments)
 
     def _upload(self, array: np.ndarray) -> int:
         address = self._allocate(array.nbytes)

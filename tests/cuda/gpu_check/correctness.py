@@ -104,6 +104,7 @@ def mixed_cases(group_size: int, options: dict, *, is_small: bool) -> Iterator[C
     chunks = Problem((5, 97, 1, 0, 70, 150), (3, 47, 1, 1, 1, 30), group_size, **options)
     yield attention_case(decoded, "decode", chunk=32)
     yield attention_case(chunks, "prefill")
+    yield attention_case(chunks, "prefill", chunk=64)
     if not is_small:
         yield attention_case(decoded, "decode")
         yield attention_case(verified, "decode")
@@ -117,6 +118,7 @@ def long_cases(scalar: str, head_dim: int) -> Iterator[Case]:
         ((1,) * 5, "decode", 512),
         ((1,) * 5, "decode", 0),
         ((100, 1, 17, 33, 65), "prefill", 0),
+        ((100, 1, 17, 33, 65), "prefill", 448),
     ):
         yield attention_case(Problem(SKEWED, q_lens, 4, **options), shape, chunk)
     for changes, shape in product(({"window": 20}, {"window": 70}, {"softcap": 1.5}), ("decode", "prefill")):

@@ -65,13 +65,14 @@ class Case:
 
 def attention_case(problem: Problem, shape: str, chunk: int = 0) -> Case:
     arrays = make_arrays(problem)
-    plan = decode_plan(problem, 3, chunk) if shape == "decode" else prefill_plan(problem, 64)
+    plan = decode_plan(problem, 3, chunk) if shape == "decode" else prefill_plan(problem, 64, chunk)
     config = KernelConfig(
         Scalar(problem.scalar), problem.head_dim, problem.block_size, 64, Scalar(problem.scalar), problem.is_fp8
     )
     parts = (max(1, plan.num_slots), problem.num_kv_heads, 16)
     named = {"q": arrays.q, "kv": arrays.kv, "table": arrays.table, "items": plan.items, "indptr": plan.indptr}
-    named |= {"part_indptr": plan.part_indptr, "starts": problem.starts, "out": np.full_like(arrays.q, np.nan)}
+    named |= {"merges": plan.merges, "num_merges": np.array([len(plan.merges)], np.int32)}
+    named |= {"out": np.full_like(arrays.q, np.nan)}
     named |= {
         "part": np.full((*parts, problem.head_dim), np.nan, np.float32),
         "lse": np.full(parts, np.nan, np.float32),
@@ -79,12 +80,12 @@ def attention_case(problem: Problem, shape: str, chunk: int = 0) -> Case:
     sizes = [arrays.table.shape[1], problem.num_kv_heads, problem.group_size, problem.window]
     sizes += [problem.scale, problem.softcap * math.log2(math.e), problem.v_scale]
     kernel_parts = ["+part", "+lse"] if plan.num_slots else [None, None]
-    blocks = 3 if shape == "decode" else len(plan.items)
+    grid = (3, problem.num_kv_heads) if shape == "decode" else (problem.num_kv_heads, len(plan.items))
     memory = ["q", "kv", "table", "items", "indptr", "+out", *kernel_parts]
-    launches = [(f"attn_{shape}", (blocks, problem.num_kv_heads), [*memory, *sizes])]
+    launches = [(f"attn_{shape}", grid, [*memory, *sizes])]
     if plan.num_slots:
-        merged = ["part", "lse", "part_indptr", "starts", "+out", problem.num_kv_heads, problem.group_size]
-        launches.append(("attn_combine", (len(problem.context), problem.num_kv_heads), merged))
+        merged = ["part", "lse", "merges", "num_merges", "+out", problem.num_kv_heads, problem.group_size]
+        launches.append(("attn_combine", (len(plan.merges), problem.num_kv_heads), merged))
     return Case(config, named, launches)
 
 
@@ -117,6 +118,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "decode-e4m3": lambda: attention_case(
         Problem((30, 70), (1, 1), 4, 1, head_dim=64, is_fp8=True, k_scale=0.5, v_scale=2.0), "decode"
     ),
+    "prefill-cut-bf16": lambda: attention_case(Problem((5, 75), (3, 12), 3, 1, head_dim=64), "prefill", 32),
     "prefill-bf16": lambda: attention_case(Problem((5, 1, 70), (3, 1, 30), 3, 1, head_dim=64), "prefill"),
     "rope-bf16": rope_case,
     "sampling-half": sampling_case,
