@@ -48,8 +48,9 @@ needs_simulator = pytest.mark.skipif(missing_tool() is not None, reason=str(miss
         ((1,), (512,), HEADS[0], False),
         ((1, 1, 40, 3), (100, 257, 40, 90), Heads(4, 2, 64), False),
         ((1, 1), (1030, 90), Heads(4, 2, 64), True),
+        ((33,), (1100,), Heads(4, 2, 64), False),
     ],
-    ids=["decode", "mixed", "deterministic"],
+    ids=["decode", "mixed", "deterministic", "turn"],
 )
 def test_timed_launches_compute_attention_in_every_pool(tmp_path, q_lens, contexts, heads, is_deterministic):
     case = TimedCase("case", q_lens, contexts, heads, is_deterministic=is_deterministic)
