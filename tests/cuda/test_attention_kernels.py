@@ -78,11 +78,11 @@ def test_prefill_of_cut_items(chunk):
     [
         ({"window": 20}, PrefillShape(64, 4, 64)),
         ({"softcap": 1.5, "window": 70}, PrefillShape(128, 4, 64)),
-        ({"head_dim": 96, "scalar": "half", "block_size": 32}, PrefillShape(128, 8, 32)),
-        ({"is_fp8": True, "k_scale": 0.5, "v_scale": 2.0}, PrefillShape(128, 4, 64)),
-        ({"head_dim": 256}, PrefillShape(64, 4, 32)),
+        ({"is_fp8": True, "k_scale": 0.5, "v_scale": 2.0}, PrefillShape(64, 4, 32)),
+        pytest.param({"head_dim": 96, "scalar": "half"}, PrefillShape(128, 8, 32), marks=pytest.mark.slow),
+        pytest.param({"head_dim": 256}, PrefillShape(64, 4, 32), marks=pytest.mark.slow),
     ],
-    ids=["window", "soft cap", "half D96", "fp8", "D256"],
+    ids=["window", "soft cap", "fp8", "half D96", "D256"],
 )
 def test_prefill_of_cut_items_in_other_shapes(options, prefill):
     check(Problem((40, 200), (1, 45), 4, num_kv_heads=1, **options), "prefill", prefill=prefill, chunk=64, seed=2)
