@@ -43,7 +43,7 @@ def test_29_staggered_prompts_do_not_multiply_the_ttft_tail(
     """Alone a prompt takes `num_chunks` steps, of 5 ms and 0.02 for each of its tokens: 15 and 60 ms.
 
     Beside 28 streams a step has room for 500 of its tokens, so that it takes as many steps, none of which is longer
-    than 5 + 528 * 0.02 = 15.56 ms. That is less than the gap, so the next one comes in its last step at the earliest:
+    than 5 + 528 * 0.02 = 15.56 ms: together less than the gap, so the next one comes in its last step at the earliest:
     none waits for more than the step that runs when it comes. The tail, of 29 the largest, is one step longer than
     that: 31.12 and 77.8 ms at most, 2.08 and 1.3 times what a prompt takes alone.
     """
