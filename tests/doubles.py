@@ -12,6 +12,7 @@ import numpy as np
 import tokenizers
 from chairlift.inference.v1 import inference_pb2 as pb
 from chairlift.inference.v1 import inference_pb2_grpc as pb_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import models, pre_tokenizers
 
 from service.api.frontend import Frontend
@@ -224,6 +225,11 @@ class Connected:
     @property
     def stub(self) -> pb_grpc.InferenceServiceStub:
         return pb_grpc.InferenceServiceStub(self.channel)
+
+    async def health(self, service: str) -> int:
+        """The health status of a name."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        return int((await health_pb2_grpc.HealthStub(self.channel).Check(request)).status)
 
     def new_channel(self) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(f"127.0.0.1:{self.port}")

@@ -17,6 +17,7 @@ from service.errors import ConfigError, DrainingError
 
 INFERENCE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ALIVE = ""  # the health name of the process itself
+MAX_PENDING_RPCS = 1 << 16  # that have arrived and not begun, for the loop was busy
 STOP_GRACE_S = 1.0  # for last messages to leave once all streams have ended
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -27,6 +28,9 @@ def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # else a second server on the same port would start without an error
         ("grpc.max_receive_message_length", settings.max_receive_bytes),
+        # From a burst of 1,000 on, the default drops RPCs at random as CANCELLED; the queue's bound says why, and when.
+        ("grpc.server.max_pending_requests", MAX_PENDING_RPCS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_RPCS),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),

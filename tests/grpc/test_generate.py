@@ -5,8 +5,11 @@ import asyncio
 import grpc
 import pytest
 from chairlift.inference.v1 import inference_pb2 as pb
+from grpc_health.v1 import health_pb2
 
 from service.api.params import GenerationParams, TokenPrompt
+from service.api.server import ALIVE, INFERENCE
+from service.engine.settings import EngineSettings
 from tests.doubles import (
     LIMITS,
     MODEL_NAME,
@@ -320,19 +323,21 @@ def test_client_that_goes_while_waiting_is_forgotten() -> None:
     run_async(main())
 
 
-def test_server_works_on_after_three_hundred_streams_are_killed_at_once() -> None:
+def test_server_works_on_after_two_thousand_streams_are_killed_at_once() -> None:
     async def main() -> None:
-        async with connected_toy() as toy:
+        async with connected_toy(settings=EngineSettings(max_waiting_requests=2048)) as toy:
             toy.served.executor.close_gate()
             channel = toy.new_channel()
             stub = type(toy.stub)(channel)
-            calls = [stub.Generate(request_for([i, 5], max_tokens=50)) for i in range(300)]
+            calls = [stub.Generate(request_for([i % VOCAB_SIZE, 5], max_tokens=50)) for i in range(2048)]
             await eventually(lambda: toy.served.engine.num_open_streams == len(calls))
             toy.served.executor.allow(1)
             await channel.close()
             await eventually(lambda: toy.served.engine.num_open_streams == 0)
             toy.served.executor.allow(99)
             await eventually(lambda: toy.served.has_all_blocks_free and not toy.served.scheduler.has_work)
+            for name in (ALIVE, INFERENCE):
+                assert await toy.health(name) == health_pb2.HealthCheckResponse.SERVING
             answer = await responses_to(toy, request_for())
         assert token_ids_of(answer) == toy_output(PROMPT, 6)
 

@@ -29,11 +29,6 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-async def health_of(toy: Connected, service: str) -> int:
-    stub = health_pb2_grpc.HealthStub(toy.channel)
-    return int((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
-
-
 async def wait_for_health(toy: Connected, service: str, status: int) -> None:
     watch = health_pb2_grpc.HealthStub(toy.channel).Watch(health_pb2.HealthCheckRequest(service=service))
     async for answer in watch:
@@ -62,7 +57,7 @@ def test_host_that_is_no_name_is_a_config_error() -> None:
 def test_serving_server_is_alive_and_ready() -> None:
     async def main() -> None:
         async with connected_toy() as toy:
-            assert [await health_of(toy, name) for name in (ALIVE, INFERENCE)] == [SERVING, SERVING]
+            assert [await toy.health(name) for name in (ALIVE, INFERENCE)] == [SERVING, SERVING]
 
     run_async(main())
 
@@ -161,7 +156,7 @@ def test_drain_lets_running_streams_finish_and_ends_readiness_alone() -> None:
             await wait_for_health(toy, INFERENCE, SERVING)
             drain = asyncio.create_task(toy.server.drain(toy.hurry))
             await watcher
-            assert await health_of(toy, ALIVE) == SERVING
+            assert await toy.health(ALIVE) == SERVING
             executor.allow(99)
             rest = [response async for response in events]
             await drain
