@@ -8,8 +8,10 @@ import pytest
 from chairlift.inference.v1 import inference_pb2 as pb
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2 as details
+from grpc_health.v1 import health_pb2
 from grpc_status import rpc_status
 
+from service.api.server import ALIVE, INFERENCE
 from service.engine.settings import EngineSettings
 from service.errors import ExecutorError
 from service.executor.api import ExecutorLimits
@@ -218,6 +220,8 @@ def test_full_queue_is_resource_exhausted_before_any_metadata_with_a_delay_for_t
             call = toy.stub.Generate(request_for())
             error = await error_of(toy, request_for())
             assert "x-request-id" not in dict(await call.initial_metadata() or ())
+            for name in (ALIVE, INFERENCE):  # a full queue is no reason to take the server out, or to restart it
+                assert await toy.health(name) == health_pb2.HealthCheckResponse.SERVING
             toy.served.executor.allow(99)
             assert len([response async for response in waiting[0]]) >= 3
             await eventually(lambda: toy.served.engine.num_open_streams == 0)

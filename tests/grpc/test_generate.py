@@ -291,6 +291,31 @@ def test_client_that_goes_leaves_no_block_behind_after_the_step_in_flight(way: s
     run_async(main())
 
 
+@pytest.mark.parametrize("is_unary", [False, True])
+@pytest.mark.parametrize(("num_prompt_tokens", "num_steps"), [(3, 2), (100, 1)], ids=["decode", "second chunk"])
+def test_client_that_goes_in_any_phase_leaves_no_block_behind_after_the_step_in_flight(
+    is_unary: bool, num_prompt_tokens: int, num_steps: int
+) -> None:
+    async def main() -> None:
+        request = request_for(range(1, num_prompt_tokens + 1), max_tokens=20)
+        async with connected_toy() as toy:
+            executor = toy.served.executor
+            executor.close_gate()
+            executor.allow(num_steps)
+            unary, stream = toy.stub.GenerateUnary, toy.stub.Generate
+            call = unary(pb.GenerateUnaryRequest(request=request)) if is_unary else stream(request)
+            await eventually(lambda: executor.num_arrived == num_steps + 1)
+            call.cancel()
+            await eventually(lambda: toy.served.engine.num_open_streams == 0)
+            assert not toy.served.has_all_blocks_free
+            executor.allow(1)
+            await eventually(lambda: toy.served.has_all_blocks_free and not toy.served.scheduler.has_work)
+            assert executor.num_arrived == num_steps + 1
+            assert await call.code() is grpc.StatusCode.CANCELLED
+
+    run_async(main())
+
+
 def test_deadline_of_the_call_leaves_no_block_behind_whenever_it_passes() -> None:
     async def main() -> None:
         async with connected_toy() as toy:

@@ -1,6 +1,7 @@
 """What sequences find in the prefix cache, and what they leave there, step by step."""
 
 import numpy as np
+import pytest
 
 from service.core.scheduler import Scheduler
 from service.core.types import Request, SamplingParams, StepResult
@@ -68,6 +69,21 @@ def test_a_hit_leaves_the_last_token_to_compute():
     scheduler.cancel(2)
     add(scheduler, 3, PROMPT[:9])
     assert step(scheduler) == [(3, 1, True)]
+
+
+@pytest.mark.parametrize(("is_in_flight", "rest"), [(False, (2, 5, False)), (True, (2, 4, True))])
+def test_full_blocks_of_a_prompt_that_is_cancelled_halfway_are_found(is_in_flight, rest):
+    """Of 12 tokens in chunks of 5, one chunk fills a block, two fill two."""
+    scheduler = make(max_num_batched_tokens=5)
+    prompt = list(range(1, 13))
+    add(scheduler, 1, prompt)
+    assert step(scheduler) == [(1, 5, False)]
+    plan = scheduler.plan(0) if is_in_flight else None
+    assert scheduler.cancel(1)
+    if plan is not None:
+        commit(scheduler, plan)
+    add(scheduler, 2, prompt)
+    assert step(scheduler) == [rest]
 
 
 def test_a_prompt_is_shared_as_soon_as_it_is_computed():
