@@ -54,6 +54,9 @@ def read_graph(path: Path, info: ModelInfo) -> tuple[onnx.ModelProto, list[Any]]
     kv_inputs = [value for value in model.graph.input if value.name.startswith(KV_INPUT_PREFIX)]
     if len(kv_inputs) != info.num_layers:
         raise ModelFolderError(f"{path}: has {len(kv_inputs)} KV inputs, the manifest says {info.num_layers} layers")
+    without_shape = [value.name for value in kv_inputs if not value.type.tensor_type.shape.dim]
+    if without_shape:
+        raise ModelFolderError(f"{path}: {without_shape[0]} has no shape")
     shapes = (value.type.tensor_type.shape for value in model.graph.output if value.name == LOGITS)
     width = next((shape.dim[-1].dim_value for shape in shapes if shape.dim), 0)
     if not width:  # protobuf's value also of a dimension that only has a name

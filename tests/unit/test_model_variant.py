@@ -70,3 +70,11 @@ def test_logits_without_a_fixed_width_are_named(graph_path: Path, shape: list[st
     graph_path.write_bytes(model.SerializeToString())
     with pytest.raises(ModelFolderError, match=r"prefill\.onnx: has no output logits of a fixed width"):
         model_variant(graph_path, INFO, KvDtype.FLOAT32)
+
+
+def test_a_kv_input_without_a_shape_is_named(graph_path: Path) -> None:
+    model = onnx.load(graph_path, load_external_data=False)
+    model.graph.input[2].CopyFrom(helper.make_tensor_value_info("kv_cache.1", TensorProto.FLOAT, None))
+    graph_path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelFolderError, match=r"prefill\.onnx: kv_cache\.1 has no shape"):
+        model_variant(graph_path, INFO, KvDtype.INT8)
