@@ -162,15 +162,11 @@ class PrefixCache:
         parents = np.empty_like(blocks)
         parents[1:] = blocks[:-1]
         parents[chains.starts] = chains.parents
-        if self._log.is_open:
-            for column, places in (
-                (self.parents, blocks),
-                (self._has_child, blocks),
-                (self._has_child, parents),
-                (self._next, parents),
-            ):
-                self._log.save(column, places)
-            self._log.add(lambda: self._remove(blocks))
+        self._log.save(self.parents, blocks)
+        self._log.save(self._has_child, blocks)
+        self._log.save(self._has_child, parents)
+        self._log.save(self._next, parents)
+        self._log.add(lambda: self._remove(blocks))
         self.parents[blocks] = parents
         self.is_cached[blocks] = True
         self._has_child[blocks] = False
