@@ -36,7 +36,8 @@
 //  11. prefill items are cut where blocks would idle. 32 tokens behind 32,768 cached, 4 heads a group, 8 KV heads: 33
 //      blocks a KV head of an H200 work and not one, for 17 MB of partial results, written and read, beside 134 MB of K
 //      and V. Several decode items of 16 rows instead would have read these eight times. What the loop and its end both
-//      needed, positions of rows, went from registers to shared memory; what its end alone needs is read again there
+//      needed, positions of rows, went from registers to shared memory, nine instructions more a warp and tile; what its
+//      end alone needs is read again there
 #include "attention_output.cuh"
 
 namespace {
