@@ -1,161 +1,198 @@
-// The next token of every row of logits, by the row's own parameters. README.md has the signature; the numpy twin is
-// `sample_rows` in graphs/op_twins_rows.py, and the edits' is service/executor/logit_edits.py.
+// The next token of every row of logits, by the row's own parameters: three kernels, launched one behind the other.
+// README.md has the signature; the numpy twin is `sample_rows` in graphs/op_twins_rows.py, and the edits' is
+// service/executor/logit_edits.py.
 //
 //   logits [num_rows, vocab_size] of LOGIT -> token [num_rows], log-probabilities where asked
-//   grid (num_rows), 1024 threads: a block takes a row, a thread four neighbouring logits at a time, 4096 apart
+//   512 threads, 8 neighbouring logits each: a slice of 4,096. A block of the first two kernels takes 1 to 4 slices
 //
-// Passes over the row, which stays in the L2 cache after the first:
-//   1. the largest logit (greedy rows are done then)        4. radix search for top_p: three
-//   2. log-probabilities, if asked: 1, and 1 a top token    5. the race: one
-//   3. radix search for top_k, if asked: three
-// Thresholds are keys and not ranks, so tokens tied with the last one kept stay. min_p needs no pass.
+//   sample_scan   grid (num_parts, num_rows)  edits; a part's likeliest token, winner of the race, masses, top tokens
+//   sample_count  grid (num_parts, num_rows)  merges the parts; token of rows without top_k and top_p, and nearly always
+//                                             with min_p; a histogram of the others
+//   sample_draw   grid (num_rows)             their token
 //
-// Shared memory: 2048 bins of 8 bytes, and a value of 8 bytes a warp; see SelectMemory.
+// How often the logits are read from memory, V of them a row (a block's other loops over its part find it in the L1
+// cache, all but those of edited rows with log-probabilities, which have to write it):
+//   greedy; drawn by temperature; log-probabilities, with the likeliest tokens: once
+//   top_k, top_p: twice, and that decides the token where the winner among all tokens is a likeliest one or kept for
+//     sure, which has about the probability that top_p asks for; else once more, by one block, which lists up to 4,096
+//     tokens that matter
+//   more tokens than that (tied ones, or flat masses), and the winner not kept for sure: 3 times a search and once for
+//     the race, by one block
+// One block read everything before: 1 and 1 for the race, 3 a search, 1 for log-probabilities and for each top token.
 //
-// Bound: reading the row from the L2 cache; shared atomics in the first round of a search. One block a row leaves most
-// of the device idle in small batches.
+// The race runs before the row's largest logit is known, relative to that of the part. So scores differ from the exact
+// ones by rounding, and a row whose best two are closer than that, one in 16,000, races again in sample_draw. Tokens
+// therefore depend neither on the number of parts nor on the batch; the last digits of log-probabilities may.
+//
+// Between blocks everything goes through the end of a kernel: nothing has to be reset or ordered by fences. That costs two
+// launches, which for rows that are done end at once. Histograms are sums of integers, in any order the same.
+//
+// Shared memory, static: 0.3, 24 and 41 KiB. Bound, at batch 1: latencies of launches and loads; in large batches:
+// instructions, a third of them Philox's.
 //
 // History, none of it measured on a GPU yet:
 //   1. bins of 64 bits by 64-bit atomics: in shared memory the compiler makes loops of compare-and-swap of them
 //   2. bins in two halves: additions of the hardware's own, the second for large masses only
 //   3. one piece of code for both searches and one for all rankings: fewer instructions
-#include "gumbel_race.cuh"
+//   4. a row over many blocks, three kernels, loads of 16 bytes: one pass or two where there were two to eight
+#include "sample_edits.cuh"
+#include "sample_filter.cuh"
+#include "sample_merge.cuh"
 
 namespace {
 
 using Logit = LOGIT;
 
-struct Edits {
-  const float* penalties;
-  const int* indptr;
-  const int* tokens;
-  const int* counts;
-  const float* biases;
-  float* before;  // the logits before the edits
-
-  // In this order: penalties, bias; -inf bans whatever the logit is. Rounded as numpy does, hence no fused operations.
-  DEVICE float apply(float x, int row, int edit) const {
-    const float* penalty = penalties + 3L * row;
-    const int count = counts[edit];
-    if (count >= 0) x = x > 0.0f ? x / penalty[0] : x * penalty[0];
-    if (count >= 1) x = __fsub_rn(__fsub_rn(x, __fmul_rn(penalty[1], static_cast<float>(count))), penalty[2]);
-    return biases[edit] == -kInfinity ? -kInfinity : x + biases[edit];
-  }
+struct CountMemory {
+  alignas(16) char of_warps[kReduceBytes];
+  Histogram bins;
 };
 
-DEVICE void edit_logits(const LogitsRow<Logit>& logits, const Edits& edits, int row) {
-  for (int edit = edits.indptr[row] + threadIdx.x; edit < edits.indptr[row + 1]; edit += kThreads) {
-    Logit* logit = logits.logits + edits.tokens[edit];
-    const float before = to_float(*logit);
-    edits.before[edit] = before;
-    *logit = from_float<Logit>(edits.apply(before, row, edit));
+constexpr int kListTokens = 4096;
+
+struct DrawMemory {
+  alignas(16) char of_warps[kReduceBytes];
+  SelectMemory select;
+  u32 list[kListTokens];
+  u32 num_listed;
+};
+
+DEVICE bool is_usable(float largest) { return largest < kInfinity && largest > -kInfinity; }
+
+DEVICE void report(const SampleArguments& all, int row, float log_total, int chosen, void* memory) {
+  if (all.num_top(row) >= 0 && chosen >= 0) {
+    const float before = RowChanges(all, row).logit_before(chosen, static_cast<float*>(memory));
+    if (threadIdx.x == 0) all.logprob[row] = before - log_total;
+  }
+  if (threadIdx.x == 0) all.token[row] = chosen;
+}
+
+// The model's likeliest tokens of the part, and the sum of its masses.
+DEVICE void scan_model(const LogitsPart<Logit>& part, int num_top, Candidate* tops, PartResult* result, void* memory) {
+  Candidate next = part.best_after(kBeforeAll, memory);
+  const float total = next.value > -kInfinity ? part.mass(next.value, memory) : 0.0f;
+  if (threadIdx.x == 0) {
+    result->model_largest = next.value;
+    result->model_total = total;
+  }
+#pragma unroll 1
+  for (int top = 0; top < num_top; ++top) {
+    if (top > 0) next = part.best_after(next, memory);
+    if (threadIdx.x == 0) tops[top] = next;
   }
 }
 
-DEVICE void mask_logits(const LogitsRow<Logit>& logits, const u32* mask) {
-  for (int token = threadIdx.x; token < logits.vocab_size; token += kThreads) {
-    if (!(mask[token / 32] >> token % 32 & 1)) logits.logits[token] = from_float<Logit>(-kInfinity);
+DEVICE void scan(const SampleArguments& all, char* memory) {
+  const int row = blockIdx.y;
+  const LogitsPart<Logit> part = all.part_of(row, blockIdx.x, gridDim.x);
+  const RowWorkspace workspace = all.row_workspace(row);
+  PartResult* const result = workspace.parts + blockIdx.x;
+  const int num_top = all.num_top(row);
+  if (num_top >= 0) {
+    scan_model(part, num_top, workspace.tops + static_cast<long>(blockIdx.x) * all.max_top, result, memory);
+  }
+  const RowChanges changes(all, row);
+  if (changes.any()) changes.apply(part);
+  const Params params = all.params(row);
+  const Candidate likeliest = part.best_after(kBeforeAll, memory);
+  Contender winner = kNoContender;
+  if (!params.is_greedy && is_usable(likeliest.value)) {
+    const Race<Logit> race = {all.scaled(row, likeliest.value, params), 0xffffffffu, params.seed, params.position};
+    winner = race.run(part, memory);
+  }
+  if (threadIdx.x == 0) {
+    result->likeliest = likeliest;
+    result->winner = winner.best.token;
+    result->lead = winner.best.value - winner.next;
+  }
+  if (!params.has_search()) return;
+  for (int bin = blockIdx.x * kThreads + threadIdx.x; bin < kBins; bin += gridDim.x * kThreads) {
+    workspace.masses[bin] = workspace.counts[bin] = 0;
   }
 }
 
-// The logit of `token` before the row's edits. `memory`: one float.
-DEVICE float logit_before(const LogitsRow<Logit>& logits, const Edits& edits, int row, int token, float* memory) {
-  if (threadIdx.x == 0) *memory = logits.at(token);
-  __syncthreads();
-  if (edits.indptr != nullptr) {
-    for (int edit = edits.indptr[row] + threadIdx.x; edit < edits.indptr[row + 1]; edit += kThreads) {
-      if (edits.tokens[edit] == token) *memory = edits.before[edit];
+DEVICE void count(const SampleArguments& all, CountMemory* memory) {
+  const int row = blockIdx.y;
+  const int num_parts = gridDim.x;
+  const Params params = all.params(row);
+  if (blockIdx.x > 0 && !params.has_search()) return;
+  const RowWorkspace workspace = all.row_workspace(row);
+  const Candidate likeliest = likeliest_of(workspace, num_parts, memory->of_warps);
+  const ScaledRow<Logit> scaled = all.scaled(row, likeliest.value, params);
+  if (params.has_search() && is_usable(likeliest.value)) {
+    count_tokens(scaled, all.part_of(row, blockIdx.x, num_parts), params.has_top_p, workspace, &memory->bins);
+  }
+  if (blockIdx.x > 0) return;
+
+  RowState state = {likeliest.value, 0.0f, kNoToken, 0, false};
+  if (all.num_top(row) >= 0) {
+    state.log_total = log_total_of(workspace, num_parts, memory->of_warps);
+    report_top(all, row, workspace, num_parts, state.log_total, memory->of_warps);
+  }
+  int chosen = -1;
+  if (is_usable(likeliest.value)) {
+    chosen = likeliest.token;
+    if (!params.is_greedy) {
+      const Race<Logit> race = {scaled, 0xffffffffu, params.seed, params.position};
+      chosen = state.winner = winner_of(race, workspace, num_parts, memory->of_warps);
+      if (chosen != kNoToken) state.winner_key = key_of(scaled.z_of(scaled.row.at(chosen)));
+      // A likeliest token is kept whatever is asked for.
+      const bool is_kept = state.winner_key == 0 || (!params.has_search() && state.winner_key <= params.last_key());
+      state.is_open = chosen == kNoToken || !is_kept;
     }
   }
-  __syncthreads();
-  return *memory;
+  if (threadIdx.x == 0) *workspace.state = state;
+  if (!state.is_open) report(all, row, state.log_total, chosen, memory->of_warps);
 }
 
-// Subtracted from a logit it gives the log-probability.
-DEVICE float log_of_total(const LogitsRow<Logit>& logits, float largest, void* memory) {
-  float total = 0.0f;
-  logits.for_quads<2>([&](int, const float (&values)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) total += exp2_approx((values[i] - largest) * 1.44269504f);
-  });
-  return logf(reduce_block(total, memory));
-}
-
-struct Params {
-  float temperature;
-  int top_k;
-  float top_p;
-  float min_p;
-  u64 seed;
-  u32 position;
-};
-
-DEVICE int draw(const LogitsRow<Logit>& logits, float largest, const Params& params, SelectMemory* memory) {
-  const ScaledRow<Logit> scaled = {logits, largest, 1.0f / params.temperature};
-  const bool has_top_k = params.top_k > 0 && params.top_k < logits.vocab_size;
-  const bool has_top_p = params.top_p < 1.0f;
-  u32 last_key = 0xffffffffu;
-#pragma unroll 1
-  for (int i = has_top_k ? 0 : 1; i < (has_top_p ? 2 : 1); ++i) {  // top_p is a share of what top_k leaves
-    const Search search = i == 0 ? Search::of_count(params.top_k) : Search::of_mass(params.top_p);
-    last_key = select_key(scaled, last_key, search, memory);
+DEVICE void draw(const SampleArguments& all, DrawMemory* memory) {
+  const int row = blockIdx.x;
+  const RowWorkspace workspace = all.row_workspace(row);
+  const RowState state = *workspace.state;
+  if (!state.is_open) return;
+  const Params params = all.params(row);
+  const ScaledRow<Logit> scaled = all.scaled(row, state.largest, params);
+  u32 last_key = params.last_key();
+  bool is_kept = state.winner != kNoToken && state.winner_key <= last_key;
+  int num_listed = 0;
+  if (params.has_search()) {
+    const Cuts cuts = find_cuts(workspace, params, &memory->select);
+    const bool is_sure = is_kept && static_cast<int>(state.winner_key >> kFirstShift) < cuts.first_unsure;
+    if (!is_sure) {
+      if (cuts.num_tokens <= kListTokens) {
+        num_listed = static_cast<int>(cuts.num_tokens);
+        if (threadIdx.x == 0) memory->num_listed = 0;
+        __syncthreads();
+        list_tokens(scaled, cuts.last, memory->list, &memory->num_listed);
+        last_key = min(last_key, last_key_of(ListedTokens<Logit>{scaled, memory->list, num_listed}, params, cuts, &memory->select));
+      } else {
+        last_key = min(last_key, last_key_of(RowTokens<Logit>{scaled}, params, cuts, &memory->select));
+      }
+      is_kept = is_kept && state.winner_key <= last_key;
+    }
   }
-  last_key = min(last_key, key_of(kLowest));
-  if (params.min_p > 0.0f) last_key = min(last_key, key_of(logf(params.min_p)));
-  return race(scaled, last_key, params.seed, params.position, memory->of_warps);
+  int chosen = state.winner;
+  if (!is_kept) {
+    const Race<Logit> race = {scaled, last_key, params.seed, params.position};
+    chosen = num_listed > 0 ? race.winner_of_list(memory->list, num_listed, memory->of_warps)
+                            : race.run(LogitsPart<Logit>::all_of(scaled.row), memory->of_warps).best.token;
+  }
+  report(all, row, state.log_total, chosen, memory->of_warps);
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads)
-    sample_rows(Logit* all_logits, const float* temperature, const int* top_k, const float* top_p, const float* min_p,
-                const long long* seed, const int* position, const float* penalties, const int* edit_indptr,
-                const int* edit_tokens, const int* edit_counts, const float* edit_biases, float* edit_logits_before,
-                const int* mask_rows, const u32* masks, const int* num_logprobs, int* token, float* logprob,
-                int* top_tokens, float* top_logprobs, int vocab_size, int max_top) {
-  extern __shared__ __align__(16) char smem[];
-  SelectMemory* memory = reinterpret_cast<SelectMemory*>(smem);
-  const int row = blockIdx.x;
-  const LogitsRow<Logit> logits = {all_logits + static_cast<long>(row) * vocab_size, vocab_size};
-  const Edits edits = {penalties, edit_indptr, edit_tokens, edit_counts, edit_biases, edit_logits_before};
-  const Candidate before_all = {kInfinity, -1};
-  const int num_top = num_logprobs == nullptr ? -1 : min(num_logprobs[row], max_top);
+extern "C" __global__ void __launch_bounds__(kThreads, 2) sample_scan(SAMPLE_PARAMETERS) {
+  __shared__ __align__(16) char memory[kReduceBytes];
+  scan(SAMPLE_ARGUMENTS, memory);
+}
 
-  Candidate likeliest = before_all;
-  Candidate next = before_all;
-  float log_total = 0.0f;
-#pragma unroll 1
-  for (int i = 0; i < max(num_top, 1); ++i) {
-    next = logits.best_after(next, memory->of_warps);
-    if (i == 0) likeliest = next;
-    if (i == 0 && num_top >= 0) log_total = next.value + log_of_total(logits, next.value, memory->of_warps);
-    if (i < num_top && threadIdx.x == 0) {
-      top_tokens[static_cast<long>(row) * max_top + i] = next.token == kNoToken ? -1 : next.token;
-      top_logprobs[static_cast<long>(row) * max_top + i] = next.value - log_total;
-    }
-  }
+extern "C" __global__ void __launch_bounds__(kThreads, 2) sample_count(SAMPLE_PARAMETERS) {
+  __shared__ CountMemory memory;
+  count(SAMPLE_ARGUMENTS, &memory);
+}
 
-  const bool is_edited = edit_indptr != nullptr && edit_indptr[row] < edit_indptr[row + 1];
-  const bool is_masked = mask_rows != nullptr && mask_rows[row] >= 0;
-  if (is_edited) edit_logits(logits, edits, row);
-  __syncthreads();  // a masked token may be an edited one
-  if (is_masked) mask_logits(logits, masks + static_cast<long>(mask_rows[row]) * ((vocab_size + 31) / 32));
-  __syncthreads();
-  if (is_edited || is_masked) likeliest = logits.best_after(before_all, memory->of_warps);
-
-  int chosen = -1;
-  if (likeliest.value < kInfinity && likeliest.value > -kInfinity) {
-    const Params params = {temperature[row],
-                           top_k[row],
-                           top_p[row],
-                           min_p[row],
-                           static_cast<u64>(seed[row]),
-                           static_cast<u32>(position[row])};
-    chosen = params.temperature < 0x1p-126f ? likeliest.token : draw(logits, likeliest.value, params, memory);
-  }
-  if (num_top >= 0 && chosen >= 0) {
-    const float before = logit_before(logits, edits, row, chosen, reinterpret_cast<float*>(memory->of_warps));
-    if (threadIdx.x == 0) logprob[row] = before - log_total;
-  }
-  if (threadIdx.x == 0) token[row] = chosen;
+extern "C" __global__ void __launch_bounds__(kThreads, 2) sample_draw(SAMPLE_PARAMETERS) {
+  __shared__ DrawMemory memory;
+  draw(SAMPLE_ARGUMENTS, &memory);
 }

@@ -32,7 +32,9 @@ struct CudaStep {
   CudaKernel attn_decode;
   CudaKernel attn_prefill;
   CudaKernel attn_combine;
-  CudaKernel sample_rows;
+  CudaKernel sample_scan;
+  CudaKernel sample_count;
+  CudaKernel sample_draw;
   // The plan of attention, as service/executor/cuda/plan_layout.py describes it.
   const int32_t* range_begin;        // [num_ranges + 1]
   const int32_t* num_merges;         // [1]
@@ -51,6 +53,7 @@ struct CudaStep {
   float* logprob;               // [num_rows]
   int32_t* top_tokens;          // [num_rows, max_top]
   float* top_logprobs;          // [num_rows, max_top]
+  uint32_t* sample_workspace;   // [_]
   int32_t num_ranges;                // blocks of attn_decode per kv head; 0: the step decodes nothing
   int32_t num_slots;                 // partial results of 16 rows that the workspace holds
   int32_t prefill_blocks;            // blocks of attn_prefill per kv head, at least the plan's items; 0: none
@@ -60,11 +63,12 @@ struct CudaStep {
   int32_t head_dim;                  // as well
   int32_t block_size;                // as well
   int32_t max_top;
+  int32_t sample_blocks;             // of sample_scan, as many as the device holds at once
 };
 
 // CRC-32 of a line for each field of CudaKernel and then of CudaStep, "name bytes". CudaStep.layout_number() of
 // service/executor/cuda/launch.py makes it of its own fields, so this follows whenever one changes.
-constexpr uint32_t kCudaStepLayout = 0xbd1e37a1;
+constexpr uint32_t kCudaStepLayout = 0xfb820d1b;
 
 // The step that ops launch from now on; null when none was given. One thread runs CUDA steps.
 const CudaStep* cuda_step();

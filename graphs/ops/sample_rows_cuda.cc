@@ -1,9 +1,10 @@
-// SampleRows for the CUDA provider: the op of sample_rows.cc as one launch of the kernel `sample_rows`, over logits of the
-// model's type.
+// SampleRows for the CUDA provider: the op of sample_rows.cc as launches of the kernels of cuda/sample_rows.cu, one behind
+// the other, over logits of the model's type.
 //
 // It does more than the CPU's: rows are edited before, and log-probabilities reported, as buffers say that the executor
 // fills (cuda_launch.h). Logits of edited rows are changed in place. Nothing on the device is looked at here, so unlike
 // the CPU kernel this one checks shapes alone; a row that cannot be sampled from gets the token -1.
+#include <algorithm>
 #include <limits>
 
 #include "cuda_launch.h"
@@ -11,6 +12,11 @@
 
 namespace chairlift {
 namespace {
+
+// A block of sample_scan and sample_count takes from one to four slices of a row, of 8 logits a thread: in small batches
+// one, so that there are many blocks, in large ones more, which cost less than as many blocks.
+constexpr int64_t kLogitsPerThread = 8;
+constexpr int64_t kMaxSlices = 4;
 
 template <ElementType kLogit>
 struct SampleRowsCuda {
@@ -60,11 +66,21 @@ Status SampleRowsCuda<kLogit>::compute(Context& context) const {
   CHAIRLIFT_TRY(context.gpu_stream(&stream));
   const int32_t* const no_mask_rows = nullptr;
   const uint32_t* const no_masks = nullptr;
-  return cuda_launch(*step, "sample_rows", step->sample_rows, num_rows, 1, stream, in[0].data, in[1].data, in[2].data,
-                     in[3].data, in[4].data, in[5].data, in[6].data, step->penalties, step->edit_indptr,
-                     step->edit_tokens, step->edit_counts, step->edit_biases, step->edit_logits, no_mask_rows, no_masks,
-                     step->num_logprobs, token.data, step->logprob, step->top_tokens, step->top_logprobs,
-                     static_cast<int32_t>(vocab_size), step->max_top);
+  const auto launch = [&](const char* name, const CudaKernel& kernel, int64_t grid_x, int64_t grid_y) {
+    return cuda_launch(*step, name, kernel, grid_x, grid_y, stream, in[0].data, in[1].data, in[2].data, in[3].data,
+                       in[4].data, in[5].data, in[6].data, step->penalties, step->edit_indptr, step->edit_tokens,
+                       step->edit_counts, step->edit_biases, step->edit_logits, no_mask_rows, no_masks,
+                       step->num_logprobs, token.data, step->logprob, step->top_tokens, step->top_logprobs,
+                       step->sample_workspace, static_cast<int32_t>(vocab_size), step->max_top);
+  };
+  const int64_t slice = kLogitsPerThread * step->sample_scan.block_threads;
+  const int64_t num_slices = (vocab_size + slice - 1) / slice;
+  const int64_t num_blocks = std::max(step->sample_blocks, 1);
+  const int64_t slices_each = std::clamp((num_rows * num_slices + num_blocks - 1) / num_blocks, int64_t{1}, kMaxSlices);
+  const int64_t num_parts = (num_slices + slices_each - 1) / slices_each;
+  CHAIRLIFT_TRY(launch("sample_scan", step->sample_scan, num_parts, num_rows));
+  CHAIRLIFT_TRY(launch("sample_count", step->sample_count, num_parts, num_rows));
+  return launch("sample_draw", step->sample_draw, num_rows, 1);
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ def rope_fp8(device: SimDevice) -> None:
 
 
 def sampling(device: SimDevice) -> None:
-    """Every filter, edits and masks of the same tokens, log-probabilities; more logits than threads times four."""
+    """Every filter, edits and masks of the same tokens, log-probabilities; two slices a row."""
     logits = (3 * np.random.default_rng(5).standard_normal((3, 4103))).astype(np.float32)
     rows = Rows.of(logits, temperature=[0.0, 0.8, 1.5], top_k=[0, 40, 0], top_p=[1.0, 0.9, 0.7], min_p=[0, 0, 0.01])
     params = SamplingParams(max_tokens=1, logit_bias=tuple((token, 1.5) for token in range(0, 64, 3)))
@@ -88,6 +88,14 @@ def sampling_half(device: SimDevice) -> None:
     assert rows.expected_tokens().tolist() == run_sample_rows(rows, device).tokens.tolist()
 
 
+def sampling_unsure(device: SimDevice) -> None:
+    """Rows that are drawn from what a filter leaves: a list of tokens, and more of them than a list holds."""
+    logits = np.random.default_rng(2).standard_normal((4, 4200)).astype(np.float16)
+    logits[2:, :4150] = 5.0 - 0.05 * np.linspace(0, 1, 4150)
+    rows = Rows.of(logits, top_k=[3, 0, 3, 0], top_p=[0.9, 0.02, 1.0, 0.02], temperature=2.0, position=[0, 1, 2, 4])
+    assert rows.expected_tokens().tolist() == run_sample_rows(rows, device).tokens.tolist()
+
+
 CASES: dict[str, Callable[[SimDevice], None]] = {
     each.__name__: each
     for each in (
@@ -101,6 +109,7 @@ CASES: dict[str, Callable[[SimDevice], None]] = {
         rope_fp8,
         sampling,
         sampling_half,
+        sampling_unsure,
     )
 }
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from graphs.op_twins_rows import sample_rows
+from service.executor.cuda.kernels import SAMPLE_KERNELS
 from service.executor.cuda.launch import FLOAT16, LoadedKernel, ModelKernels
 from service.executor.cuda.plan_layout import DECODE_ROWS
 from service.executor.logit_edits import log_softmax, token_logprobs
@@ -22,7 +23,7 @@ SIGNATURES = {
     "attn_decode": (PTR, PTR, PTR, PTR, PTR, PTR, PTR, PTR, INT, INT, INT, INT, FLT, FLT, FLT),
     "attn_prefill": (PTR, PTR, PTR, PTR, PTR, PTR, PTR, PTR, INT, INT, INT, INT, FLT, FLT, FLT),
     "attn_combine": (PTR, PTR, PTR, PTR, PTR, INT, INT),
-    "sample_rows": (*[PTR] * 20, INT, INT),
+    **dict.fromkeys(SAMPLE_KERNELS, (*[PTR] * 21, INT, INT)),
 }
 NAMES = list(SIGNATURES)
 EMPTY_LSE = -1e30
@@ -140,8 +141,13 @@ class NumpyKernels:
             rows = at(out, (first_token + tokens[-1] + 1, kv_heads, group, self.head_dim))
             rows[first_token + tokens, :, heads] = merged.transpose(1, 0, 2)
 
-    def _sample_rows(self, values, grid) -> None:
-        rows, (vocab_size, max_top) = grid[0], values[20:]
+    def _sample_scan(self, values, grid) -> None:
+        """Nothing: the last of the three does it all."""
+
+    _sample_count = _sample_scan
+
+    def _sample_draw(self, values, grid) -> None:
+        rows, (vocab_size, max_top) = grid[0], values[21:]
         assert not any(values[13:15]), "no masks here"
         logits = at(values[0], (rows, vocab_size))
         before = logits.astype(np.float32)

@@ -6,7 +6,13 @@ import ml_dtypes
 import numpy as np
 
 from graphs.op_twins_rows import sample_rows
-from service.executor.cuda.kernels import KernelConfig, Scalar
+from service.executor.cuda.kernels import (
+    SAMPLE_KERNELS,
+    SLICE_LOGITS,
+    KernelConfig,
+    Scalar,
+    sample_workspace_words,
+)
 from service.executor.logit_edits import LogitEdit
 from tests.cuda.sim_kernels import Out, SimKernels
 from tests.cudasim.device import SimDevice
@@ -75,36 +81,67 @@ class Sampled:
     top_logprobs: np.ndarray
 
 
-def run_sample_rows(rows, device=None):
-    """Launch the kernel on a copy of the logits; outputs begin as NaN or -7."""
-    num_rows, vocab_size = rows.logits.shape
-    name = next(name for name, dtype in LOGITS.items() if dtype == rows.logits.dtype)
-    kernels = SimKernels(KernelConfig(Scalar.BF16, 64, 16, 64, Scalar(name)), device or SimDevice(seed=2))
-    max_top = 0 if rows.num_logprobs is None else max(1, int(rows.num_logprobs.max()))
-    sampled = Sampled(
+def run_sample_rows(rows, device=None, workspace=None, num_blocks=1 << 30):
+    """Launch the kernels on a copy of the logits; outputs begin as NaN or -7."""
+    launches = SampleLaunches(rows, device, workspace, num_blocks)
+    for name in SAMPLE_KERNELS:
+        launches.launch(name)
+    return launches.sampled
+
+
+class SampleLaunches:
+    """The kernels one by one. `sampled` holds what they have left so far, and what the next one finds."""
+
+    def __init__(self, rows, device=None, workspace=None, num_blocks=1 << 30):
+        num_rows, vocab_size = rows.logits.shape
+        name = next(name for name, dtype in LOGITS.items() if dtype == rows.logits.dtype)
+        self._kernels = SimKernels(KernelConfig(Scalar.BF16, 64, 16, 64, Scalar(name)), device or SimDevice(seed=2))
+        max_top = 0 if rows.num_logprobs is None else max(1, int(rows.num_logprobs.max()))
+        self.sampled = sampled = _nothing_sampled(rows, max_top)
+        if workspace is None:
+            workspace = sample_workspace(num_rows, vocab_size, max_top)
+        has_logprobs = rows.num_logprobs is not None
+        self._sizes = (*rows.logits.shape, num_blocks)
+        self._arguments = [
+            Out(sampled.logits),
+            *rows.columns,
+            *_edit_arguments(rows),
+            *_mask_arguments(rows),
+            rows.num_logprobs,
+            Out(sampled.tokens),
+            Out(sampled.logprob),
+            Out(sampled.top_tokens) if has_logprobs else None,
+            Out(sampled.top_logprobs) if has_logprobs else None,
+            Out(workspace),
+            vocab_size,
+            max_top,
+        ]
+
+    def launch(self, name):
+        self._kernels.launch(name, sample_grid(name, *self._sizes), *self._arguments)
+
+
+def _nothing_sampled(rows, max_top):
+    num_rows = len(rows.logits)
+    return Sampled(
         np.full(num_rows, -7, np.int32),
         rows.logits.copy(),
         np.full(num_rows, np.nan, np.float32),
         np.full((num_rows, max_top), -7, np.int32),
         np.full((num_rows, max_top), np.nan, np.float32),
     )
-    has_logprobs = rows.num_logprobs is not None
-    kernels.launch(
-        "sample_rows",
-        (num_rows, 1),
-        Out(sampled.logits),
-        *rows.columns,
-        *_edit_arguments(rows),
-        *_mask_arguments(rows),
-        rows.num_logprobs,
-        Out(sampled.tokens),
-        Out(sampled.logprob),
-        Out(sampled.top_tokens) if has_logprobs else None,
-        Out(sampled.top_logprobs) if has_logprobs else None,
-        vocab_size,
-        max_top,
-    )
-    return sampled
+
+
+def sample_grid(kernel, num_rows, vocab_size, num_blocks=1 << 30):
+    """As the op launches it where the device holds `num_blocks`."""
+    num_slices = -(-vocab_size // SLICE_LOGITS)
+    slices_each = min(max(-(-num_rows * num_slices // num_blocks), 1), 4)
+    return (num_rows, 1) if kernel == "sample_draw" else (-(-num_slices // slices_each), num_rows)
+
+
+def sample_workspace(num_rows, vocab_size, max_top):
+    """Of no use before the first kernel has run."""
+    return np.full(sample_workspace_words(num_rows, vocab_size, max_top), 0xFFFFFFFF, np.uint32)
 
 
 def _edit_arguments(rows):

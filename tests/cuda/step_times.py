@@ -64,7 +64,7 @@ class IdleSession:
 
 
 if __name__ == "__main__":
-    loaded = [LoadedKernel(1, 128, 0)] * 5
+    loaded = [LoadedKernel(1, 128, 0)] * 7
     kernels = ModelKernels(*loaded, scalar_type=FLOAT16, kv_type=FLOAT16, head_dim=128, block_size=16, tile_tokens=64)
     launch = LAUNCH_TYPE(lambda *arguments: 0)
     device = IdleDevice(ctypes.cast(launch, PTR).value)

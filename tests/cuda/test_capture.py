@@ -119,7 +119,7 @@ def test_steps_of_several_proportions_are_measured_the_largest_first(host_execut
     made = host_executor(capture="off", kv_memory="1.0")
     log = list(made.kernels.take_log())
     tokens = [launch.grid[0] for launch in log if launch.name == "rope_kv_write"][::2]  # of two layers
-    sampled = [launch.grid[0] for launch in log if launch.name == "sample_rows"]
+    sampled = [launch.grid[0] for launch in log if launch.name == "sample_draw"]
     assert [(1, 1), (48, 1), (48, 6), (24, 1), (24, 6), (6, 6)] == list(zip(tokens, sampled, strict=True))
     block_bytes = made.executor.layout.total_bytes // made.executor.layout.num_blocks
     free_before_kv = made.device.free_bytes() + made.executor.layout.total_bytes
@@ -164,7 +164,7 @@ def test_replays_launch_the_same_whatever_the_lengths_and_the_block_tables(host_
         run_ids(made, *lens)
         launches = made.kernels.take_log()
         logs.append([(*launch[:4], fixed_arguments(launch.name, launch.arguments)) for launch in launches])
-    assert len(logs[0]) == 2 * 3 + 1, "rotation, decode and combine, of two layers; sampling"
+    assert len(logs[0]) == 2 * 3 + 3, "rotation, decode and combine, of two layers; sampling"
     assert logs[0] == logs[1]
 
 

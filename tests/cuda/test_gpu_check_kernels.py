@@ -4,17 +4,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from service.executor.cuda.kernels import KernelConfig, Scalar
+from service.executor.cuda.kernels import SAMPLE_KERNELS, KernelConfig, Scalar
 from tests.cuda.gpu_check.device import open_device
-from tests.cuda.gpu_check.kernel_times import KINDS, kernel_times, rotation, sampling
-from tests.cuda.sampling_rows import Rows
+from tests.cuda.gpu_check.kernel_times import KINDS, VOCAB_SIZE, kernel_times, rotation, sampling
+from tests.cuda.sampling_rows import Rows, sample_grid
 from tests.cuda.sim_kernels import Out, SimKernels
 from tests.cudasim.build import missing_tool
 
 pytestmark = pytest.mark.skipif(missing_tool() is not None, reason=str(missing_tool()))
 
 CONFIG = KernelConfig(Scalar.BF16, 128, 16, 64, logit=Scalar.BF16)
-LOGITS, TOKEN, Q, KV = 0, 16, 7, 8  # places of arguments
+LOGITS, TOKEN, WORKSPACE, Q, KV = 0, 16, 20, 7, 8  # places of arguments
 
 
 @pytest.fixture
@@ -25,8 +25,10 @@ def device(tmp_path):
 
 def test_every_kind_of_sampling_and_the_rotation_are_timed(device):
     rows = list(kernel_times(device))
-    assert ["sample_rows"] * len(KINDS) + ["rope_kv_write"] == [row["kernel"] for row in rows]
+    assert [" + ".join(SAMPLE_KERNELS)] * len(KINDS) + ["rope_kv_write"] == [row["kernel"] for row in rows]
     assert all(row["us"] > 0 for row in rows)
+    megabytes = 2 * VOCAB_SIZE["sim"] * 2 / 1e6  # of two rows
+    assert [round(passes * megabytes, 2) for passes in (1, 1, 2, 2)] == [row["MB"] for row in rows[:-1]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -35,8 +37,10 @@ def test_timed_sampling_chooses_the_twins_tokens(device, kind):
     temperature, top_k, top_p = KINDS[kind]
     logits = arguments[LOGITS].view(ml_dtypes.bfloat16).astype(np.float32)
     expected = Rows.of(logits, temperature=temperature, top_k=top_k, top_p=top_p, seed=np.arange(2)).expected_tokens()
-    arguments[TOKEN] = Out(arguments[TOKEN])
-    SimKernels(CONFIG, device).launch("sample_rows", (2, 1), *arguments)
+    arguments[TOKEN], arguments[WORKSPACE] = Out(arguments[TOKEN]), Out(arguments[WORKSPACE])
+    kernels = SimKernels(CONFIG, device)
+    for name in SAMPLE_KERNELS:
+        kernels.launch(name, sample_grid(name, 2, VOCAB_SIZE["sim"]), *arguments)
     assert expected.tolist() == arguments[TOKEN].array.tolist()
 
 

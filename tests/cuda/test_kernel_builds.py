@@ -36,7 +36,8 @@ FEW = [
     "attn_prefill SCALAR=half HEAD_DIM=256 BLOCK_SIZE=32 KV_FP8=1",
     "rope_kv_write SCALAR=bf16 HEAD_DIM=96 BLOCK_SIZE=16 KV_FP8=1",
     "attn_combine SCALAR=half HEAD_DIM=64",
-    "sample_rows LOGIT=float",
+    "sample_scan LOGIT=float",
+    "sample_draw LOGIT=float",
 ]
 ATTENTION = [name for name in VARIANTS if name.startswith(("attn_decode", "attn_prefill"))]
 
@@ -65,7 +66,7 @@ def test_committed_table_is_what_the_compiler_says():
     assert table().count("\n") == len(VARIANTS) + 8
 
 
-@pytest.mark.parametrize("name", ["sample_rows LOGIT=half", "attn_combine SCALAR=bf16 HEAD_DIM=96"])
+@pytest.mark.parametrize("name", ["sample_count LOGIT=half", "attn_combine SCALAR=bf16 HEAD_DIM=96"])
 def test_committed_row_is_what_the_compiler_says(name):
     _skip_other_compiler()
     assert committed_rows()[name] == table_row(VARIANTS[name])

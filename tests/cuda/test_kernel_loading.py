@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 from service.errors import ConfigError, ExecutorError
 from service.executor.cuda.compiler import CubinCache
 from service.executor.cuda.kernels import (
+    SAMPLE_KERNELS,
     KernelConfig,
     PrefillShape,
     Scalar,
@@ -49,7 +50,7 @@ class Books:
 def test_every_kernel_that_is_launched_is_loaded_once_from_one_module_a_source(tmp_path):
     books = Books()
     kernels = load_kernels(CONFIG, CubinCache(tmp_path), books)
-    names = ["rope_kv_write", "attn_decode", "attn_prefill", "attn_combine", "sample_rows"]
+    names = ["rope_kv_write", "attn_decode", "attn_prefill", "attn_combine", *SAMPLE_KERNELS]
     assert names == list(kernels)
     assert names == books.functions
     assert 4 == len(books.modules) == len(list(tmp_path.iterdir()))
@@ -88,7 +89,7 @@ def test_a_kept_cubin_that_the_device_refuses_is_compiled_again_and_replaced(tmp
     refused.write_bytes(b"PTX" + hashlib.sha256(b"PTX").digest())
     books = Choosy()
     with capture_logs() as events:
-        assert 5 == len(load_kernels(CONFIG, CubinCache(tmp_path), books))
+        assert 7 == len(load_kernels(CONFIG, CubinCache(tmp_path), books))
     assert ["cuda.kept_kernels_refused"] == [event["event"] for event in events]
     assert whole == {path: path.read_bytes() for path in tmp_path.iterdir()}
 

@@ -12,6 +12,7 @@ from graphs.op_twins_rows import sample_rows
 from graphs.ops import library_path
 from service.executor.cuda.launch import BFLOAT16, CudaOps, CudaStep
 from tests.cuda.numpy_kernels import NumpyKernels
+from tests.cuda.sampling_rows import sample_workspace
 from tests.unit.op_session import OpSession
 
 MAX_TOP = 3
@@ -50,6 +51,7 @@ class SampleCase:
             "logprob": np.full(num_rows, np.nan, np.float32),
             "top_tokens": np.full((num_rows, MAX_TOP), -7, np.int32),
             "top_logprobs": np.full((num_rows, MAX_TOP), np.nan, np.float32),
+            "sample_workspace": sample_workspace(num_rows, vocab_size, MAX_TOP),
         }
         self.step = CudaStep.of(self.kernels.launch_address, self.kernels.kernels)
         self.step.max_top = MAX_TOP
@@ -62,11 +64,26 @@ class SampleCase:
         return session.run(self.inputs)[0].tolist()
 
 
-def test_tokens_are_the_twins_in_one_launch_of_a_block_a_row(ops) -> None:
-    case = SampleCase(7)
+def test_tokens_are_the_twins_in_three_launches(ops) -> None:
+    """A block a row and 8 logits a thread, of which the numpy kernels have 128; then one a row."""
+    case = SampleCase(7, vocab_size=2049)
+    case.step.sample_blocks = 21
     expected = sample_rows(case.inputs[0].astype(np.float32), *case.inputs[1:])
     assert expected.tolist() == case.run(ops)
-    assert [("sample_rows", (7, 1, 1))] == [(launch.name, launch.grid) for launch in case.kernels.take_log()]
+    grids = [(launch.name, launch.grid) for launch in case.kernels.take_log()]
+    assert [("sample_scan", (3, 7, 1)), ("sample_count", (3, 7, 1)), ("sample_draw", (7, 1, 1))] == grids
+
+
+@pytest.mark.parametrize(
+    # 17 slices a row. By hand: ceil(rows * 17 / blocks) slices a block, at most 4.
+    ("num_rows", "num_blocks", "expected"),
+    [(1, 17, 17), (1, 16, 9), (2, 12, 6), (2, 10, 5), (3, 1, 5), (2, 0, 5)],
+)
+def test_a_block_takes_more_slices_of_a_row_where_there_are_many_rows(ops, num_rows, num_blocks, expected) -> None:
+    case = SampleCase(num_rows, vocab_size=16 * 1024 + 1)
+    case.step.sample_blocks = num_blocks
+    case.run(ops)
+    assert [(expected, num_rows, 1)] * 2 + [(num_rows, 1, 1)] == [launch.grid for launch in case.kernels.take_log()]
 
 
 def test_edits_and_log_probabilities_go_by_the_steps_buffers(ops) -> None:
@@ -97,8 +114,8 @@ def refused(case: SampleCase, ops: CudaOps, message: str, *, has_step: bool = Tr
 def test_what_cannot_be_launched_is_refused(ops) -> None:
     case = SampleCase(2)
     refused(case, ops, "SampleRows: no CUDA kernels were given", has_step=False)
-    case.step.sample_rows.function = 99
-    refused(case, ops, "sample_rows cannot be launched: CUDA error 400")
+    case.step.sample_count.function = 99
+    refused(case, ops, "sample_count cannot be launched: CUDA error 400")
     case.step.scalar_type = BFLOAT16
     refused(case, ops, "compiled for bfloat16, the logits are float16")
 

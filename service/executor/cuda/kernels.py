@@ -23,7 +23,7 @@ _WARP: Final = 32
 _DECODE_WARP_TOKENS: Final = 16  # of a tile
 _DECODE_ROWS: Final = 16
 _COMBINE_THREADS: Final = 512
-_SAMPLE_THREADS: Final = 1024
+_SAMPLE_THREADS: Final = 512
 _RESERVED_BYTES: Final = 1024  # that the device adds to every block
 
 
@@ -106,12 +106,23 @@ def kernel_specs(config: KernelConfig) -> tuple[KernelSpec, ...]:
         KernelSpec("attn_decode", "attention.cu", _WARP * (tile // _DECODE_WARP_TOKENS), decode_bytes),
         KernelSpec("attn_prefill", "attention.cu", _WARP * prefill.num_warps, prefill_bytes),
         KernelSpec("attn_combine", "attention_combine.cu", _COMBINE_THREADS, 0),
-        KernelSpec("sample_rows", "sample_rows.cu", _SAMPLE_THREADS, SAMPLE_SHARED_BYTES),
+        *(KernelSpec(name, "sample_rows.cu", _SAMPLE_THREADS, 0) for name in SAMPLE_KERNELS),
     )
 
 
-SAMPLE_SHARED_BYTES: Final = 2 * _SAMPLE_THREADS * 8 + _SAMPLE_THREADS // 32 * 8 + 16
-"""SelectMemory of sample_select.cuh: bins, a value a warp, a result."""
+SAMPLE_KERNELS: Final = ("sample_scan", "sample_count", "sample_draw")
+"""One behind the other: all of them together sample rows."""
+
+SLICE_LOGITS: Final = 8 * _SAMPLE_THREADS
+"""What a block of the first two takes of a row."""
+
+_SAMPLE_BINS: Final = 2048
+
+
+def sample_workspace_words(num_rows: int, vocab_size: int, max_top: int) -> int:
+    """Words of 4 bytes: RowWorkspace of sample_arguments.cuh for every row, what one kernel leaves to the next."""
+    num_slices = -(-vocab_size // SLICE_LOGITS)
+    return num_rows * (3 * _SAMPLE_BINS + 8 + num_slices * (6 + 2 * max_top))
 
 
 def attention_shared_bytes(num_rows: int, head_dim: int, tile_tokens: int, is_kv_fp8: bool) -> int:

@@ -29,7 +29,9 @@ class ModelKernels:
     attn_decode: LoadedKernel
     attn_prefill: LoadedKernel
     attn_combine: LoadedKernel
-    sample_rows: LoadedKernel
+    sample_scan: LoadedKernel
+    sample_count: LoadedKernel
+    sample_draw: LoadedKernel
     scalar_type: int  # FLOAT16 or BFLOAT16
     kv_type: int  # the same, or FLOAT8E4M3FN
     head_dim: int
@@ -59,7 +61,9 @@ class CudaStep(ctypes.Structure):
         ("attn_decode", CudaKernelStruct),
         ("attn_prefill", CudaKernelStruct),
         ("attn_combine", CudaKernelStruct),
-        ("sample_rows", CudaKernelStruct),
+        ("sample_scan", CudaKernelStruct),
+        ("sample_count", CudaKernelStruct),
+        ("sample_draw", CudaKernelStruct),
         ("range_begin", ctypes.c_void_p),
         ("num_merges", ctypes.c_void_p),
         ("merges", ctypes.c_void_p),
@@ -76,6 +80,7 @@ class CudaStep(ctypes.Structure):
         ("logprob", ctypes.c_void_p),
         ("top_tokens", ctypes.c_void_p),
         ("top_logprobs", ctypes.c_void_p),
+        ("sample_workspace", ctypes.c_void_p),
         ("num_ranges", ctypes.c_int32),
         ("num_slots", ctypes.c_int32),
         ("prefill_blocks", ctypes.c_int32),
@@ -85,13 +90,16 @@ class CudaStep(ctypes.Structure):
         ("head_dim", ctypes.c_int32),
         ("block_size", ctypes.c_int32),
         ("max_top", ctypes.c_int32),
+        ("sample_blocks", ctypes.c_int32),
     )
 
     @classmethod
     def of(cls, launch: int, kernels: ModelKernels) -> "CudaStep":
         """A step without a plan and buffers: `launch` is the address of a function of cuLaunchKernel's form."""
         step = cls(struct_bytes=ctypes.sizeof(cls), layout=cls.layout_number(), launch=launch)
-        for name in ("rope_kv_write", "attn_decode", "attn_prefill", "attn_combine", "sample_rows"):
+        for name, kind in cls._fields_:
+            if kind is not CudaKernelStruct:
+                continue
             kernel: LoadedKernel = getattr(kernels, name)
             setattr(step, name, CudaKernelStruct(kernel.function, kernel.block_threads, kernel.shared_bytes))
         for name in ("scalar_type", "kv_type", "head_dim", "block_size"):

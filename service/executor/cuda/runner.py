@@ -67,6 +67,7 @@ class StepRunner:
         )
         mixed = replace(decode, max_tokens=limits.max_num_batched_tokens, resident_prefill_blocks=prefill_blocks)
         self._num_ranges, self._max_decode_merges = decode.num_ranges, decode.max_decode_merges
+        self._sample_blocks = device.num_sms * device.blocks_per_sm(kernels.sample_scan)
         self._num_floats = mixed.max_slots * model.num_kv_heads * DECODE_ROWS * (model.head_dim + 1)
         with ExitStack() as undo:
             self.decode, self.mixed = (
@@ -232,6 +233,7 @@ class StepRunner:
             setattr(step, name, buffers.address(name))
         for name in SAMPLED[1:]:  # the tokens are an output of the graph
             setattr(step, name, self.outputs.address(name))
+        step.sample_workspace, step.sample_blocks = self.outputs.workspace, self._sample_blocks
         step.num_slots, step.max_top = num_slots, self.outputs.max_top
         return step
 

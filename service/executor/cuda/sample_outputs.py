@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from service.executor.cuda.device import Device
+from service.executor.cuda.kernels import sample_workspace_words
 from service.executor.cuda.launch import BFLOAT16, FLOAT16
 from service.executor.cuda.memory import DeviceBuffer, placed
 
@@ -37,12 +38,19 @@ class SampleOutputs:
         with ExitStack() as undo:
             self._logits = undo.enter_context(closing(DeviceBuffer(device, LOGIT_BYTES * max_rows * self.vocab_size)))
             self._sampled = undo.enter_context(closing(DeviceBuffer(device, self.num_bytes)))
+            num_words = sample_workspace_words(max_rows, self.vocab_size, max_top)
+            self._workspace = undo.enter_context(closing(DeviceBuffer(device, 4 * num_words)))
             self._owned = undo.pop_all()
 
     @property
     def logits(self) -> int:
         """The address of the logits."""
         return self._logits.address
+
+    @property
+    def workspace(self) -> int:
+        """The address of what sampling leaves between its kernels."""
+        return self._workspace.address
 
     def address(self, name: str) -> int:
         """Where one of SAMPLED lies."""

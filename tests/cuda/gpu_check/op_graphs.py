@@ -43,10 +43,10 @@ class AskedStep:
         return self.how == EAGER or len(self.contexts) in BUCKETS
 
     def num_launches(self, num_layers: int, *, replays_launch: bool) -> int:
-        """Of the host: three kernels a layer and one for all; a first run computes twice and is captured."""
+        """Of the host: three kernels a layer, three for sampling; a first run computes twice and is captured."""
         if self.how == EAGER:
-            return 2 * num_layers + 1  # rotation and prefill
-        once = 3 * num_layers + 1
+            return 2 * num_layers + 3  # rotation and prefill
+        once = 3 * num_layers + 3
         return 3 * once if self.how == CAPTURE else once * replays_launch
 
 

@@ -18,12 +18,12 @@ import numpy as np
 
 from graphs.op_twins_attention import AttentionSpec
 from service.executor.cuda.compiler import compile_cubin
-from service.executor.cuda.kernels import KernelConfig, Scalar
+from service.executor.cuda.kernels import SAMPLE_KERNELS, KernelConfig, Scalar
 from tests.cuda.attention_problem import E4M3, Problem, decode_plan, make_arrays, prefill_plan
 from tests.cuda.gpu_check.ceilings import READ_ONLY, read_rate
 from tests.cuda.gpu_check.device import CheckDevice, NotRunError, StepFailedError, need_gpu, open_device
 from tests.cuda.gpu_check.report import Row
-from tests.cuda.sampling_rows import Rows
+from tests.cuda.sampling_rows import Rows, sample_grid, sample_workspace
 from tests.cuda.sim_kernels import Out, SimKernels
 from tests.cuda.test_rope_kernel import POSITIONS, SLOTS, RopeCase
 
@@ -36,7 +36,10 @@ DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "e4m3": E4M3}  # which .npz does
 
 @dataclass(frozen=True)
 class Case:
-    """`launches`: kernel, grid, arguments; an argument that is a string names an array, "+name" one that is written."""
+    """`launches`: kernel, grid, arguments; an argument that is a string names an array, "+name" one that is written.
+
+    "~name" is written too, but what one kernel leaves there is for the next one alone.
+    """
 
     config: KernelConfig
     arrays: dict[str, np.ndarray]
@@ -44,22 +47,25 @@ class Case:
 
     @property
     def written(self) -> list[str]:
-        names = {name for _, _, arguments in self.launches for name in arguments if isinstance(name, str)}
-        return sorted(name[1:] for name in names if name.startswith("+"))
+        return self._marked("+")
 
     def run(self, device: CheckDevice, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """What the kernels make of `arrays`, which stay as they are."""
         kernels = SimKernels(self.config, device)
-        outs = {name: Out(arrays[name].copy()) for name in self.written}
+        outs = {name: Out(arrays[name].copy()) for name in self._marked("+~")}
         for kernel, grid, arguments in self.launches:
             kernels.launch(kernel, grid, *(self._value(each, arrays, outs) for each in arguments))
-        return {name: out.array for name, out in outs.items()}
+        return {name: outs[name].array for name in self.written}
+
+    def _marked(self, marks: str) -> list[str]:
+        names = {name for _, _, arguments in self.launches for name in arguments if isinstance(name, str)}
+        return sorted(name[1:] for name in names if name[0] in marks)
 
     @staticmethod
     def _value(argument: object, arrays: dict[str, np.ndarray], outs: dict[str, Out]) -> object:
         if not isinstance(argument, str):
             return argument
-        name = argument.removeprefix("+")
+        name = argument.lstrip("+~")
         return outs.get(name, arrays.get(name))
 
 
@@ -107,9 +113,10 @@ def sampling_case() -> Case:
     )
     names = ("temperature", "top_k", "top_p", "min_p", "seed", "position")
     named = {"logits": logits, **dict(zip(names, rows.columns, strict=True)), "token": np.full(4, -7, np.int32)}
-    arguments = ["logits", *names, *[None] * 9, "+token", None, None, None, logits.shape[1], 0]
+    named |= {"workspace": sample_workspace(*logits.shape, 0)}
+    arguments = ["logits", *names, *[None] * 9, "+token", None, None, None, "~workspace", logits.shape[1], 0]
     config = KernelConfig(Scalar.HALF, 64, 16, 64, Scalar.HALF)
-    return Case(config, named, [("sample_rows", (4, 1), arguments)])
+    return Case(config, named, [(name, sample_grid(name, *logits.shape), arguments) for name in SAMPLE_KERNELS])
 
 
 CASES: dict[str, Callable[[], Case]] = {
