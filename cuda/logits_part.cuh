@@ -126,7 +126,7 @@ struct LogitsPart {
   // The sum of e^(logit - largest).
   DEVICE float mass(float largest, void* memory) const {
     float total = 0.0f;
-    for_octets<2>([&](int, const float (&values)[kOctet]) {
+    for_octets<1>([&](int, const float (&values)[kOctet]) {
 #pragma unroll
       for (int i = 0; i < kOctet; ++i) total += exp2_approx((values[i] - largest) * kLog2E);
     });

@@ -69,16 +69,18 @@ DEVICE void report(const SampleArguments& all, int row, float log_total, int cho
 
 // The model's likeliest tokens of the part, and the sum of its masses.
 DEVICE void scan_model(const LogitsPart<Logit>& part, int num_top, Candidate* tops, PartResult* result, void* memory) {
-  Candidate next = part.best_after(kBeforeAll, memory);
-  const float total = next.value > -kInfinity ? part.mass(next.value, memory) : 0.0f;
-  if (threadIdx.x == 0) {
-    result->model_largest = next.value;
-    result->model_total = total;
-  }
+  Candidate next = kBeforeAll;
 #pragma unroll 1
-  for (int top = 0; top < num_top; ++top) {
-    if (top > 0) next = part.best_after(next, memory);
-    if (threadIdx.x == 0) tops[top] = next;
+  for (int top = 0; top < max(num_top, 1); ++top) {
+    next = part.best_after(next, memory);
+    if (top == 0) {
+      const float total = next.value > -kInfinity ? part.mass(next.value, memory) : 0.0f;
+      if (threadIdx.x == 0) {
+        result->model_largest = next.value;
+        result->model_total = total;
+      }
+    }
+    if (top < num_top && threadIdx.x == 0) tops[top] = next;
   }
 }
 
