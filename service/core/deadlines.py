@@ -1,7 +1,7 @@
 """When sequences run out of time."""
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.types import FinishReason, Request
@@ -51,14 +51,13 @@ class Deadlines:
             heapq.heappop(self._heap)
         return False
 
-    def due(self, now_ns: int) -> Iterator[tuple[int, FinishReason]]:
-        """Take out what has come of live sequences, one by one: (seq_id, reason), earliest first.
-
-        Who is ended meanwhile comes no more, and whose wait is bounded meanwhile may come.
-        """
+    def due(self, now_ns: int) -> dict[int, FinishReason]:
+        """Take out what has come of live sequences: the first reason of each by seq_id, earliest first."""
+        due: dict[int, FinishReason] = {}
         while self.has_due(now_ns):
             _, seq_id, reason = heapq.heappop(self._heap)
-            yield seq_id, reason
+            due.setdefault(seq_id, reason)
+        return due
 
     def prune(self) -> None:
         """Drop the entries of sequences that have ended, once they are the most."""

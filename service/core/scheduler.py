@@ -95,7 +95,9 @@ class Scheduler:
         sequence whose deadline is `now_ns` has none left.
         """
         assert not self._flights, "a plan is in flight"
-        ended = [(seq_id, reason) for seq_id, reason in self._deadlines.due(now_ns) if self.cancel(seq_id)]
+        ended: list[tuple[int, FinishReason]] = []
+        while due := self._deadlines.due(now_ns):  # those that waited for others' prompts may be due now
+            ended += [(seq_id, due[seq_id]) for seq_id in self.cancel_all(due)]
         self._deadlines.prune()
         return ended
 
