@@ -63,11 +63,11 @@ class Call:
 
     async def admit(self) -> None:
         """Send the initial metadata: from here on, no client retries the RPC by itself."""
-        await _delivered(self._context.send_initial_metadata(((REQUEST_ID_KEY, self.request_id),)))
+        await delivered(self._context.send_initial_metadata(((REQUEST_ID_KEY, self.request_id),)))
 
     async def write(self, message: pb.GenerateResponse) -> None:
         """Send a message. Raises ClientGoneError."""
-        await _delivered(self._context.write(message))
+        await delivered(self._context.write(message))
 
     def succeed(self) -> None:
         """The last message has been written."""
@@ -110,7 +110,7 @@ class Call:
         log.info("request.finished", **fields)
 
 
-async def _delivered(sending: Awaitable[None]) -> None:
+async def delivered(sending: Awaitable[None]) -> None:
     """Wait for what is sent. Raises ClientGoneError in place of the several errors that gRPC has for that."""
     try:
         await sending

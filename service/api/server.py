@@ -6,10 +6,11 @@ from collections.abc import Coroutine
 
 import grpc
 from chairlift.inference.v1 import inference_pb2 as pb
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from service.api.frontend import Frontend
+from service.api.health import HEALTH, NOT_SERVING, SERVING, HealthServicer
 from service.api.servicers import InferenceServicer, add_to_server
 from service.api.settings import ServerSettings
 from service.engine.engine import Engine
@@ -19,8 +20,6 @@ INFERENCE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ALIVE = ""  # the health name of the process itself
 MAX_PENDING_RPCS = 1 << 16  # that have arrived and not begun, for the loop was busy
 STOP_GRACE_S = 1.0  # for last messages to leave once all streams have ended
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
@@ -55,7 +54,7 @@ class Server:
         self._watch_period_s = watch_period_s
         self._is_draining = False
         self._server = grpc.aio.server(options=server_options(settings))
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer()
         self._engine: Engine
         self._servicer: InferenceServicer
         self._watch: asyncio.Task[None]
@@ -77,18 +76,18 @@ class Server:
         self._servicer = InferenceServicer(frontend)
         add_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (INFERENCE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (INFERENCE, HEALTH, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
+        self._health.set(ALIVE, SERVING)
+        self._health.set(INFERENCE, SERVING)
         await self._server.start()
-        await self._health.set(ALIVE, _SERVING)
-        await self._health.set(INFERENCE, _SERVING)
         self._watch = asyncio.create_task(self._watch_engine())
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Stop in order: not ready, refuse, let streams finish, end the rest. `hurry` skips what is left of waiting."""
-        # Not enter_graceful_shutdown, which ends liveness too: the pod would be killed with its streams.
+        # Readiness alone: without liveness the pod would be killed with its streams.
         self._is_draining = True
-        await self._health.set(INFERENCE, _NOT_SERVING)
+        self._health.set(INFERENCE, NOT_SERVING)
         await _first_of(hurry.wait(), timeout_s=self._settings.drain_delay_s)
         self._engine.drain()
         await _first_of(hurry.wait(), self._servicer.idle.wait(), timeout_s=self._settings.drain_grace_s)
@@ -104,10 +103,10 @@ class Server:
             while not ended.done():
                 await asyncio.wait({ended}, timeout=self._watch_period_s)
                 self._engine.abandon_if_stuck()
-                await self._health.set(ALIVE, _SERVING if self._engine.is_alive else _NOT_SERVING)
+                self._health.set(ALIVE, SERVING if self._engine.is_alive else NOT_SERVING)
                 is_ready = self._engine.is_alive and not self._is_draining
-                await self._health.set(INFERENCE, _SERVING if is_ready else _NOT_SERVING)
-            await self._health.set(INFERENCE, _NOT_SERVING)
+                self._health.set(INFERENCE, SERVING if is_ready else NOT_SERVING)
+            self._health.set(INFERENCE, NOT_SERVING)
         finally:
             ended.cancel()
 

@@ -1,6 +1,7 @@
 """The server's life: port, health, reflection, and its orderly end."""
 
 import asyncio
+import struct
 
 import grpc
 import pytest
@@ -35,6 +36,35 @@ async def wait_for_health(toy: Connected, service: str, status: int) -> None:
         if answer.status == status:
             watch.cancel()
             return
+
+
+def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
+    """Of HTTP/2."""
+    return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream_id) + payload
+
+
+async def stalled_watch(port: int) -> asyncio.StreamWriter:
+    """A connection with a Watch of the whole server, whose window for the server's messages is 0 bytes."""
+    fields = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": b"/grpc.health.v1.Health/Watch",
+        b":authority": b"toy",
+        b"content-type": b"application/grpc",
+        b"te": b"trailers",
+    }
+    headers = b"".join(struct.pack("BB", 0, len(k)) + k + struct.pack("B", len(v)) + v for k, v in fields.items())
+    initial_window = struct.pack(">HI", 4, 0)
+    no_message = bytes(5)  # uncompressed, of length 0: every field at its default
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, initial_window))
+    writer.write(frame(1, 0x4, 1, headers) + frame(0, 0x1, 1, no_message))
+    is_answered = False
+    while not is_answered:  # until the answer's headers, which no window holds back
+        length_and_kind, _, _ = struct.unpack(">IBI", await reader.readexactly(9))
+        await reader.readexactly(length_and_kind >> 8)
+        is_answered = length_and_kind & 0xFF == 1
+    return writer
 
 
 def test_port_in_use_is_a_config_error_that_names_it() -> None:
@@ -98,6 +128,42 @@ def test_stuck_step_ends_readiness_and_the_streams_that_wait_for_it_until_it_is_
             answer = await toy.stub.GenerateUnary(pb.GenerateUnaryRequest(request=request_for()))
             assert list(answer.token_ids) == toy_output(PROMPT, 6)
             assert toy.served.has_all_blocks_free
+
+    run_async(main())
+
+
+def test_health_watcher_that_does_not_read_keeps_nobody_waiting() -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with connected_toy(settings=EngineSettings(stuck_after_s=1.0), clock=clock) as toy:
+            watcher = await stalled_watch(toy.port)
+            executor = toy.served.executor
+            executor.close_gate()
+            call = toy.stub.Generate(request_for())
+            await eventually(lambda: executor.num_arrived == 1)
+            clock.time_ns += 2_000_000_000
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            while await toy.health(ALIVE) != NOT_SERVING:
+                pass
+            executor.allow(float("inf"))
+            while await toy.health(ALIVE) != SERVING:
+                pass
+            toy.hurry.set()
+            await toy.server.drain(toy.hurry)
+            watcher.close()
+
+    run_async(main())
+
+
+def test_unknown_service_has_no_health_and_can_be_watched() -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await toy.health("other")
+            watch = health_pb2_grpc.HealthStub(toy.channel).Watch(health_pb2.HealthCheckRequest(service="other"))
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            watch.cancel()
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
     run_async(main())
 
