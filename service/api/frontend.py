@@ -13,7 +13,14 @@ from service.api.params import (
     TokenPrompt,
     prompt_chars,
 )
-from service.api.validate import resolve_sampling, validate_params, validate_prompt, validate_roles, validate_text
+from service.api.validate import (
+    resolve_sampling,
+    validate_length,
+    validate_params,
+    validate_prompt,
+    validate_roles,
+    validate_text,
+)
 from service.core.types import Int32Array
 from service.engine.client import EngineClient, Terms
 from service.engine.prefix_keys import PromptKeys
@@ -25,7 +32,10 @@ MAX_INLINE_CHARS = 4096
 """Longer prompts are tokenised, checked and hashed on a worker thread: a short one costs less than the hand-over."""
 
 MAX_LONG_PROMPTS = 2
-"""Longer prompts that are at work there: each takes many times its own size in memory, and a processor."""
+"""Longer texts that are at work there, and as many lists of ids, which do not wait behind texts.
+
+Each takes a processor, and a text many times its own size in memory.
+"""
 
 
 class Frontend:
@@ -47,7 +57,8 @@ class Frontend:
         self.limits = limits
         self._tokenizer = tokenizer
         self._chat_template = chat_template
-        self._long_prompts = asyncio.Semaphore(MAX_LONG_PROMPTS)
+        self._long_texts = asyncio.Semaphore(MAX_LONG_PROMPTS)
+        self._long_ids = asyncio.Semaphore(MAX_LONG_PROMPTS)
         self._num_preparing = 0  # sequences whose long prompts are prepared, or wait for that
         self._num_preparing_chars = 0
         self._max_preparing_chars = max_preparing_chars
@@ -92,6 +103,8 @@ class Frontend:
         self, prompt: Prompt, tenant: str, num_samples: int, timeout_s: float | None
     ) -> tuple[Int32Array, PromptKeys | None]:
         """The checked tokens, with the keys of a long prompt. Of a short one, the engine makes them."""
+        if isinstance(prompt, TokenPrompt):
+            validate_length(len(prompt.token_ids), self.limits)  # before such a prompt takes anybody's room
         num_chars = prompt_chars(prompt)
         if num_chars <= MAX_INLINE_CHARS:
             return self._token_ids(prompt), None
@@ -110,16 +123,12 @@ class Frontend:
             self._num_preparing_chars -= num_chars
 
     async def _prepare_long(self, prompt: Prompt, tenant: str) -> tuple[Int32Array, PromptKeys]:
-        await self._long_prompts.acquire()
+        places = self._long_ids if isinstance(prompt, TokenPrompt) else self._long_texts
+        await places.acquire()
         preparing = asyncio.ensure_future(asyncio.to_thread(self._with_keys, prompt, tenant))
-        preparing.add_done_callback(self._free_place)
+        preparing.add_done_callback(lambda prepared: _free_place(places, prepared))
         # A caller that goes away leaves the thread at work: its place is free only once the thread is done.
         return await asyncio.shield(preparing)
-
-    def _free_place(self, prepared: asyncio.Future[tuple[Int32Array, PromptKeys]]) -> None:
-        self._long_prompts.release()
-        if not prepared.cancelled():
-            prepared.exception()  # known by now to whoever waited; else nobody does, and asyncio would log it as lost
 
     def _with_keys(self, prompt: Prompt, tenant: str) -> tuple[Int32Array, PromptKeys]:
         """Any thread."""
@@ -142,3 +151,9 @@ class Frontend:
         text = self._chat_template.render(prompt.messages)
         validate_text(text, self._tokenizer.span, self.limits)
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _free_place(places: asyncio.Semaphore, prepared: asyncio.Future[tuple[Int32Array, PromptKeys]]) -> None:
+    places.release()
+    if not prepared.cancelled():
+        prepared.exception()  # known by now to whoever waited; else nobody does, and asyncio would log it as lost

@@ -79,13 +79,18 @@ def validate_text(text: str, span: TokenSpan | None, limits: ModelLimits) -> Non
     raise InvalidRequestError("prompt", f"{len(text.encode('utf-8', 'surrogatepass'))} bytes", limit)
 
 
-def validate_prompt(token_ids: Sequence[int] | Int32Array, limits: ModelLimits) -> Int32Array:
-    """The prompt as int32[num_prompt_tokens]; at least one token, room for one more, all in the vocabulary."""
-    if len(token_ids) == 0:
+def validate_length(num_prompt_tokens: int, limits: ModelLimits) -> None:
+    """Check that there is at least one token, and room for one more."""
+    if num_prompt_tokens == 0:
         raise InvalidRequestError("prompt", "", "at least one token")
-    if len(token_ids) >= limits.max_model_len:
+    if num_prompt_tokens >= limits.max_model_len:
         limit = f"at most {limits.max_model_len - 1} tokens, one less than the context of {limits.max_model_len}"
-        raise InvalidRequestError("prompt", f"{len(token_ids)} tokens", limit)
+        raise InvalidRequestError("prompt", f"{num_prompt_tokens} tokens", limit)
+
+
+def validate_prompt(token_ids: Sequence[int] | Int32Array, limits: ModelLimits) -> Int32Array:
+    """The prompt as int32[num_prompt_tokens]; of a valid length, all in the vocabulary."""
+    validate_length(len(token_ids), limits)
     try:
         prompt = np.asarray(token_ids, np.int64)
     except OverflowError:  # beyond 64 bits

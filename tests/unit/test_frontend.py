@@ -25,6 +25,7 @@ from service.api.validate import validate_prompt
 from service.core.block_hash import extend_digests
 from service.engine.settings import EngineSettings
 from service.errors import DeadlineExceededError, DrainingError, InvalidRequestError, OverloadedError
+from service.executor.api import ExecutorLimits
 from tests.doubles import DEADLINE_S, LIMITS, Served, run_async, served_toy
 
 LONG_PROMPT = TextPrompt("w1 " * MAX_INLINE_CHARS)
@@ -108,12 +109,15 @@ def test_long_prompts_give_their_places_back_however_they_end() -> None:
 
 @asynccontextmanager
 async def toy_without_end_of_tokenising(
-    monkeypatch: pytest.MonkeyPatch, max_waiting_requests: int = 100, max_preparing_chars: int = 1 << 26
+    monkeypatch: pytest.MonkeyPatch,
+    max_waiting_requests: int = 100,
+    max_preparing_chars: int = 1 << 26,
+    limits: ExecutorLimits = LIMITS,
 ) -> AsyncIterator[Served]:
     """Tokenising a long prompt takes until the end of the context."""
     end = threading.Event()
     settings = EngineSettings(max_waiting_requests=max_waiting_requests)
-    async with served_toy(settings=settings, max_preparing_chars=max_preparing_chars) as served:
+    async with served_toy(limits, settings, max_preparing_chars=max_preparing_chars) as served:
         monkeypatch.setattr(served.frontend, "_encode", lambda _: end.wait(DEADLINE_S))
         try:
             yield served
@@ -173,6 +177,43 @@ def test_characters_that_wait_to_be_tokenised_are_bounded(monkeypatch: pytest.Mo
                 await served.frontend.submit(LONG_PROMPT, one)
             for call in calls:
                 call.cancel()
+
+    run_async(main())
+
+
+@asynccontextmanager
+async def all_places_of_texts_taken(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    """Two long texts are tokenised without end, and a third waits."""
+    num_texts = MAX_LONG_PROMPTS + 1
+    num_chars = num_texts * prompt_chars(LONG_PROMPT) + prompt_chars(LONG_IDS)
+    async with toy_without_end_of_tokenising(monkeypatch, max_preparing_chars=num_chars, limits=LONG_CONTEXT) as served:
+        one = GenerationParams(max_tokens=1)
+        calls = [asyncio.create_task(served.frontend.submit(LONG_PROMPT, one)) for _ in range(num_texts)]
+        await asyncio.sleep(0)
+        yield served
+        assert not any(call.done() for call in calls)
+        for call in calls:
+            call.cancel()
+
+
+def test_ids_do_not_wait_behind_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with all_places_of_texts_taken(monkeypatch) as served:
+            with await served.frontend.submit(LONG_IDS, GenerationParams(max_tokens=1)) as generation:
+                await generation.collect()
+            assert generation.num_completion_tokens == 1
+
+    run_async(main())
+
+
+def test_more_ids_than_the_context_has_are_refused_at_once_and_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with all_places_of_texts_taken(monkeypatch) as served:
+            max_model_len = LONG_CONTEXT.max_model_len
+            for num_ids in (max_model_len, 100 * max_model_len):
+                submit = served.frontend.submit(TokenPrompt([5] * num_ids), GenerationParams(max_tokens=1))
+                with pytest.raises(InvalidRequestError, match=f"{num_ids} tokens"):
+                    submit.send(None)  # without the loop: it waits for nothing
 
     run_async(main())
 
