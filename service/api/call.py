@@ -83,9 +83,7 @@ class Call:
         if self._code is grpc.StatusCode.INTERNAL:
             log.error("request.fault", request_id=self.request_id, reason=reason, exc_info=error)
         status = status_of(error, self.request_id)
-        cause: BaseException | None = error
-        while cause is not None:
-            cause.__traceback__, cause = None, cause.__context__
+        _forget_frames(error)
         await self._context.abort_with_status(status)
 
     def log(self) -> None:
@@ -116,3 +114,13 @@ async def delivered(sending: Awaitable[None]) -> None:
         await sending
     except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
         raise ClientGoneError from error
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Of `error`, and of all that it came from."""
+    remaining: list[BaseException | None] = [error]
+    while remaining:
+        each = remaining.pop()
+        if each is not None and each.__traceback__ is not None:  # else it has been here, or was never raised
+            each.__traceback__ = None
+            remaining += [each.__cause__, each.__context__]

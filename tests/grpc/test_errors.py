@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -110,16 +111,23 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateUnary"])
+@pytest.mark.parametrize(
+    ("token_ids", "complaint"),
+    [([1] * 12_345, "12345 tokens"), ([1] * 776 + [1000], "1000"), ([1] * 4999 + [1000], "1000")],
+    ids=["longer than the context", "checked on the loop", "checked on a thread"],
+)
 @pytest.mark.usefixtures("no_garbage_collection")
-def test_prompt_of_a_refused_request_is_not_kept_for_the_garbage_collector(method: str) -> None:
-    num_tokens = 777  # more than the context, and than any request of another test has
-    request = request_for([1] * num_tokens)
+def test_prompt_of_a_refused_request_is_not_kept_for_the_garbage_collector(
+    method: str, token_ids: list[int], complaint: str
+) -> None:
+    assert gc.is_tracked(pb.GenerateRequest())  # else it would not be found below
+    request = request_for(token_ids)
     sent = (request if method == "Generate" else pb.GenerateUnaryRequest(request=request)).SerializeToString()
     del request
 
     async def main() -> None:
-        async with connected_toy() as toy:
-            with pytest.raises(grpc.aio.AioRpcError, match="777 tokens"):
+        async with connected_toy(replace(LIMITS, max_model_len=10_000)) as toy:
+            with pytest.raises(grpc.aio.AioRpcError, match=complaint):
                 if method == "Generate":
                     await toy.channel.unary_stream(f"{SERVICE}/Generate")(sent).read()
                 else:
@@ -127,7 +135,7 @@ def test_prompt_of_a_refused_request_is_not_kept_for_the_garbage_collector(metho
 
     run_async(main())
     requests = [each for each in gc.get_objects() if type(each) is pb.GenerateRequest]
-    assert [] == [each for each in requests if len(each.token_ids.ids) == num_tokens]
+    assert [] == [each for each in requests if len(each.token_ids.ids) == len(token_ids)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from chairlift.inference.v1 import inference_pb2 as pb
 from structlog.testing import CapturingLogger
 
 from service.api import call as call_module
+from service.api.call import Call
 from service.api.servicers import InferenceServicer
+from service.errors import InvalidRequestError
 from tests.doubles import request_for, run_async, served_toy
 
 
@@ -91,3 +93,23 @@ def test_message_that_cannot_be_made_is_a_fault(
     (fault, _), (event, fields) = lines_of(context, monkeypatch, method)
     assert (fault, event, fields["code"]) == ("request.fault", "request.finished", "INTERNAL")
     assert len(context.aborts) == 1
+
+
+def raised(error: Exception) -> Exception:
+    """With a traceback."""
+    try:
+        raise error
+    except Exception as caught:
+        return caught
+
+
+def test_error_that_is_told_has_no_frames_nor_has_any_that_it_came_from() -> None:
+    async def main() -> None:
+        error, cause, context, deepest = (raised(InvalidRequestError(name, 1, "none")) for name in "abcd")
+        error.__cause__, error.__context__, cause.__context__ = cause, context, deepest
+        deepest.__context__ = error
+        with pytest.raises(grpc.aio.AbortError):
+            await Call(FailingContext(ValueError())).abort(error)
+        assert [each.__traceback__ for each in (error, cause, context, deepest)] == [None] * 4
+
+    run_async(main())
