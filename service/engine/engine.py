@@ -53,6 +53,7 @@ class Engine:
         self._prefix_keys = prefix_keys or PrefixKeys()
         self._inbox = Inbox(settings.max_waiting_requests)
         self._heartbeat = Heartbeat()
+        self._suspect_ns: int | None = None  # when the step began that the last look found stuck
         self._seq_ids = itertools.count(1)
         self._state = EngineState.STARTING
         self._error: Exception | None = None
@@ -166,9 +167,15 @@ class Engine:
         self._router.fail_all(error)
 
     def abandon_if_stuck(self) -> None:
-        """Let no stream wait for a step that may never end. Nothing is taken till it does."""
-        if not self.is_alive:
+        """Let no stream wait for a step that may never end. Nothing is taken till it does.
+
+        To be called time and again: streams end when the call before found the same step stuck. A process that was
+        paused finds every step stuck when it goes on, and the step needs a moment to end.
+        """
+        suspect_ns = None if self.is_alive else self._heartbeat.last_ns
+        if suspect_ns is not None and suspect_ns == self._suspect_ns:
             self.abandon_all(self._stuck_error())
+        self._suspect_ns = suspect_ns
 
     async def wait_ended(self) -> Exception | None:
         """Wait until the engine thread has stopped. Yields the error that stopped it, None after `close`."""

@@ -34,6 +34,12 @@ class Heartbeat:
         with self._lock:
             self._last_ns = None
 
+    @property
+    def last_ns(self) -> int | None:
+        """When the step in flight began; None at rest."""
+        with self._lock:
+            return self._last_ns
+
     def silence_ns(self, now_ns: int) -> int:
         """Nanoseconds since the step in flight began; 0 at rest."""
         with self._lock:

@@ -252,6 +252,26 @@ def test_step_that_takes_too_long_fails_liveness_and_nothing_is_taken_till_it_en
     run_async(main())
 
 
+def test_a_process_that_was_paused_goes_on_with_its_streams() -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with served_toy(settings=EngineSettings(stuck_after_s=1.0), clock=clock) as toy:
+            toy.executor.close_gate()
+            stream = toy.engine.submit(PROMPT_IDS, GREEDY)
+            for num_steps in range(1, 4):
+                await eventually(lambda: toy.executor.num_arrived == num_steps)  # noqa: B023
+                clock.time_ns += 600_000_000_000
+                toy.engine.abandon_if_stuck()  # before the step that was paused could end
+                toy.executor.allow(1)
+            await eventually(lambda: toy.executor.num_arrived == 4)
+            toy.engine.abandon_if_stuck()
+            toy.executor.allow(99)
+            token_ids = [token_id async for batch in stream for token_id in batch.token_ids]
+        assert token_ids == toy_output(PROMPT, 6)
+
+    run_async(main())
+
+
 def test_dead_engine_is_not_alive_and_keeps_its_error() -> None:
     async def main() -> None:
         async with served_toy() as toy:
