@@ -5,6 +5,7 @@ import socket
 from collections.abc import Coroutine
 
 import grpc
+import structlog
 from chairlift.inference.v1 import inference_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -20,6 +21,8 @@ INFERENCE = pb.DESCRIPTOR.services_by_name["InferenceService"].full_name
 ALIVE = ""  # the health name of the process itself
 MAX_PENDING_RPCS = 1 << 16  # that have arrived and not begun, for the loop was busy
 STOP_GRACE_S = 1.0  # for last messages to leave once all streams have ended
+
+log = structlog.get_logger("chairlift.server")
 
 
 def server_options(settings: ServerSettings) -> list[tuple[str, int]]:
@@ -82,6 +85,7 @@ class Server:
         self._health.set(INFERENCE, SERVING)
         await self._server.start()
         self._watch = asyncio.create_task(self._watch_engine())
+        self._watch.add_done_callback(self._on_watch_end)
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Stop in order: not ready, refuse, let streams finish, end the rest. `hurry` skips what is left of waiting."""
@@ -109,6 +113,14 @@ class Server:
             self._health.set(INFERENCE, NOT_SERVING)
         finally:
             ended.cancel()
+
+    def _on_watch_end(self, watch: asyncio.Task[None]) -> None:
+        """Nobody watches the engine any more: if that is for a fault of ours, say so, and let the process be ended."""
+        error = None if watch.cancelled() else watch.exception()
+        if error is not None:
+            log.error("server.watch_failed", exc_info=error)
+            self._health.set(ALIVE, NOT_SERVING)
+            self._health.set(INFERENCE, NOT_SERVING)
 
 
 def _try_to_bind(host: str, port: int) -> None:

@@ -155,6 +155,17 @@ def test_health_watcher_that_does_not_read_keeps_nobody_waiting() -> None:
     run_async(main())
 
 
+def test_watchdog_that_fails_ends_liveness_and_readiness(capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        async with connected_toy() as toy:
+            toy.served.engine.abandon_if_stuck = None  # type: ignore[assignment]  # which the watchdog stumbles over
+            for name in (ALIVE, INFERENCE):
+                await wait_for_health(toy, name, NOT_SERVING)
+
+    run_async(main())
+    assert "server.watch_failed" in capsys.readouterr().out
+
+
 def test_unknown_service_has_no_health_and_can_be_watched() -> None:
     async def main() -> None:
         async with connected_toy() as toy:
