@@ -37,8 +37,8 @@ struct Cuts {
   u64 mass;          // that top_p leaves; 0: it depends on which tokens of a bin top_k leaves
 };
 
-// top_p is a share of the masses that top_k leaves: of all masses up to top_k's bin at most, of those before that bin at
-// least. In between lies the bin of top_p.
+// top_p is a share of the masses that top_k leaves: of all masses up to top_k's bin at most, of those before that bin
+// at least. In between lies the bin of top_p.
 DEVICE Cuts find_cuts(const RowWorkspace& row, const Params& params, SelectMemory* memory) {
   for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
     const u64 mass = row.masses[bin];
@@ -52,7 +52,10 @@ DEVICE Cuts find_cuts(const RowWorkspace& row, const Params& params, SelectMemor
 #pragma unroll 1
   for (int step = 0; step < 4; ++step) {  // top_k's bin, top_p's last possible one, its first, the number of tokens
     const bool is_mass = step == 1 || step == 2;
-    const bool is_asked = step == 0 ? params.has_top_k : step == 1 ? params.has_top_p : step == 2 ? params.has_top_p && is_cut : true;
+    const bool is_asked = step == 0   ? params.has_top_k
+                          : step == 1 ? params.has_top_p
+                          : step == 2 ? params.has_top_p && is_cut
+                                      : true;
     if (!is_asked) continue;
     const Found found = find_bin(memory, is_mass, step == 2 ? cuts.last - 1 : cuts.last, [&](u64 total) {
       return is_mass ? share_of(total, params.top_p) : step == 0 ? static_cast<u64>(params.top_k) : 1;
@@ -116,8 +119,9 @@ DEVICE void list_tokens(const ScaledRow<Logit>& scaled, int last_bin, u32* token
 template <class Tokens>
 DEVICE u32 last_key_of(const Tokens& tokens, const Params& params, const Cuts& cuts, SelectMemory* memory) {
   u32 last_key = key_of(kLowest);
+  // top_p is a share of what top_k leaves.
 #pragma unroll 1
-  for (int i = params.has_top_k ? 0 : 1; i < (params.has_top_p ? 2 : 1); ++i) {  // top_p is a share of what top_k leaves
+  for (int i = params.has_top_k ? 0 : 1; i < (params.has_top_p ? 2 : 1); ++i) {
     const Search search = i == 0 ? Search::of_number(params.top_k) : Search::of_mass(cuts.mass, params.top_p);
     last_key = select_key(tokens, last_key, search, memory);
   }

@@ -5,9 +5,9 @@
 //   logits [num_rows, vocab_size] of LOGIT -> token [num_rows], log-probabilities where asked
 //   512 threads, 8 neighbouring logits each: a slice of 4,096. A block of the first two kernels takes 1 to 4 slices
 //
-//   sample_scan   grid (num_parts, num_rows)  edits; a part's likeliest token, winner of the race, masses, top tokens
-//   sample_count  grid (num_parts, num_rows)  merges the parts; token of rows without top_k and top_p, and nearly always
-//                                             with min_p; a histogram of the others
+//   sample_scan   grid (num_rows, num_parts)  edits; a part's likeliest token, winner of the race, masses, top tokens
+//   sample_count  grid (num_rows, num_parts)  merges the parts; token of rows without top_k and top_p, and nearly
+//                                             always with min_p; a histogram of the others
 //   sample_draw   grid (num_rows)             their token
 //
 // How often the logits are read from memory, V of them a row (a block's other loops over its part find it in the L1
@@ -22,10 +22,11 @@
 //
 // The race runs before the row's largest logit is known, relative to that of the part. So scores differ from the exact
 // ones by rounding, and a row whose best two are closer than that, one in 16,000, races again in sample_draw. Tokens
-// therefore depend neither on the number of parts nor on the batch; the last digits of log-probabilities may.
+// therefore depend neither on the number of parts nor on the batch. The last digits of log-probabilities depend on the
+// number of parts: deterministic executors always have a block take one slice.
 //
-// Between blocks everything goes through the end of a kernel: nothing has to be reset or ordered by fences. That costs two
-// launches, which for rows that are done end at once. Histograms are sums of integers, in any order the same.
+// Between blocks everything goes through the end of a kernel: nothing has to be reset or ordered by fences. That costs
+// two launches, which for rows that are done end at once. Histograms are sums of integers, in any order the same.
 //
 // Shared memory, static: 0.3, 24 and 41 KiB. Bound, at batch 1: latencies of launches and loads; in large batches:
 // instructions, a third of them Philox's.
@@ -85,13 +86,13 @@ DEVICE void scan_model(const LogitsPart<Logit>& part, int num_top, Candidate* to
 }
 
 DEVICE void scan(const SampleArguments& all, char* memory) {
-  const int row = blockIdx.y;
-  const LogitsPart<Logit> part = all.part_of(row, blockIdx.x, gridDim.x);
+  const int row = blockIdx.x;
+  const LogitsPart<Logit> part = all.part_of(row, blockIdx.y, gridDim.y);
   const RowWorkspace workspace = all.row_workspace(row);
-  PartResult* const result = workspace.parts + blockIdx.x;
+  PartResult* const result = workspace.parts + blockIdx.y;
   const int num_top = all.num_top(row);
   if (num_top >= 0) {
-    scan_model(part, num_top, workspace.tops + static_cast<long>(blockIdx.x) * all.max_top, result, memory);
+    scan_model(part, num_top, workspace.tops + static_cast<long>(blockIdx.y) * all.max_top, result, memory);
   }
   const RowChanges changes(all, row);
   if (changes.any()) changes.apply(part);
@@ -108,23 +109,23 @@ DEVICE void scan(const SampleArguments& all, char* memory) {
     result->lead = winner.best.value - winner.next;
   }
   if (!params.has_search()) return;
-  for (int bin = blockIdx.x * kThreads + threadIdx.x; bin < kBins; bin += gridDim.x * kThreads) {
+  for (int bin = blockIdx.y * kThreads + threadIdx.x; bin < kBins; bin += gridDim.y * kThreads) {
     workspace.masses[bin] = workspace.counts[bin] = 0;
   }
 }
 
 DEVICE void count(const SampleArguments& all, CountMemory* memory) {
-  const int row = blockIdx.y;
-  const int num_parts = gridDim.x;
+  const int row = blockIdx.x;
+  const int num_parts = gridDim.y;
   const Params params = all.params(row);
-  if (blockIdx.x > 0 && !params.has_search()) return;
+  if (blockIdx.y > 0 && !params.has_search()) return;
   const RowWorkspace workspace = all.row_workspace(row);
   const Candidate likeliest = likeliest_of(workspace, num_parts, memory->of_warps);
   const ScaledRow<Logit> scaled = all.scaled(row, likeliest.value, params);
   if (params.has_search() && is_usable(likeliest.value)) {
-    count_tokens(scaled, all.part_of(row, blockIdx.x, num_parts), params.has_top_p, workspace, &memory->bins);
+    count_tokens(scaled, all.part_of(row, blockIdx.y, num_parts), params.has_top_p, workspace, &memory->bins);
   }
-  if (blockIdx.x > 0) return;
+  if (blockIdx.y > 0) return;
 
   RowState state = {likeliest.value, 0.0f, kNoToken, 0, false};
   if (all.num_top(row) >= 0) {
@@ -166,7 +167,8 @@ DEVICE void draw(const SampleArguments& all, DrawMemory* memory) {
         if (threadIdx.x == 0) memory->num_listed = 0;
         __syncthreads();
         list_tokens(scaled, cuts.last, memory->list, &memory->num_listed);
-        last_key = min(last_key, last_key_of(ListedTokens<Logit>{scaled, memory->list, num_listed}, params, cuts, &memory->select));
+        const ListedTokens<Logit> listed = {scaled, memory->list, num_listed};
+        last_key = min(last_key, last_key_of(listed, params, cuts, &memory->select));
       } else {
         last_key = min(last_key, last_key_of(RowTokens<Logit>{scaled}, params, cuts, &memory->select));
       }

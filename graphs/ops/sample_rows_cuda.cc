@@ -78,8 +78,9 @@ Status SampleRowsCuda<kLogit>::compute(Context& context) const {
   const int64_t num_blocks = std::max(step->sample_blocks, 1);
   const int64_t slices_each = std::clamp((num_rows * num_slices + num_blocks - 1) / num_blocks, int64_t{1}, kMaxSlices);
   const int64_t num_parts = (num_slices + slices_each - 1) / slices_each;
-  CHAIRLIFT_TRY(launch("sample_scan", step->sample_scan, num_parts, num_rows));
-  CHAIRLIFT_TRY(launch("sample_count", step->sample_count, num_parts, num_rows));
+  // Rows in x: y ends at 65,535.
+  CHAIRLIFT_TRY(launch("sample_scan", step->sample_scan, num_rows, num_parts));
+  CHAIRLIFT_TRY(launch("sample_count", step->sample_count, num_rows, num_parts));
   return launch("sample_draw", step->sample_draw, num_rows, 1);
 }
 

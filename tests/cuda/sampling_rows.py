@@ -136,7 +136,7 @@ def sample_grid(kernel, num_rows, vocab_size, num_blocks=1 << 30):
     """As the op launches it where the device holds `num_blocks`."""
     num_slices = -(-vocab_size // SLICE_LOGITS)
     slices_each = min(max(-(-num_rows * num_slices // num_blocks), 1), 4)
-    return (num_rows, 1) if kernel == "sample_draw" else (-(-num_slices // slices_each), num_rows)
+    return (num_rows, 1) if kernel == "sample_draw" else (num_rows, -(-num_slices // slices_each))
 
 
 def sample_workspace(num_rows, vocab_size, max_top):

@@ -1,6 +1,7 @@
 """What the GPU check calls right: errors beyond a limit, distances from stored outputs, draws against chances."""
 
 import math
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -10,7 +11,15 @@ from service.errors import ExecutorError
 from tests.cuda.attention_problem import Problem, expected_attention, make_arrays
 from tests.cuda.gpu_check import stored
 from tests.cuda.gpu_check.compilation import all_cubins
-from tests.cuda.gpu_check.correctness import Case, attention_case, attention_cases, check, rope_cases
+from tests.cuda.gpu_check.correctness import (
+    Case,
+    attention_case,
+    attention_cases,
+    check,
+    planned_case,
+    planned_steps,
+    rope_cases,
+)
 from tests.cuda.gpu_check.device import StepFailedError, open_device
 from tests.cuda.gpu_check.resources import KernelResources, expected_blocks
 from tests.cuda.gpu_check.sampling import chi_square, critical_value
@@ -29,6 +38,22 @@ def test_an_answer_with_a_wrong_head_is_beyond_the_limit():
     wrong[1, 2] = right[1, 1]
     assert case.error([right]) == 0.0
     assert case.error([wrong]) > 1.0
+
+
+@needs_simulator
+def test_a_step_that_is_cut_comes_to_what_it_does_whole_in_every_row(tmp_path):
+    turn, mixed = planned_steps("sim")
+    with open_device("sim", tmp_path) as device:
+        for step in (turn, mixed):
+            case = planned_case(step)
+            cut, whole = case.run(device)
+            assert cut.tobytes() != whole.tobytes()
+            assert 0 < case.error([cut, whole]) <= 1
+            cut[3 % len(cut), 2] = cut[3 % len(cut), 1]
+            assert case.error([cut, whole]) > 1
+        uncut = replace(turn, contexts=(20,))
+        with pytest.raises(StepFailedError, match="the plan cuts none of 1 items"):
+            planned_case(uncut).run(device)
 
 
 class Sim:

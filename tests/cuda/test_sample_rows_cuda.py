@@ -10,6 +10,7 @@ from onnx import TensorProto
 
 from graphs.op_twins_rows import sample_rows
 from graphs.ops import library_path
+from service.executor.config import MAX_NUM_SEQS
 from service.executor.cuda.launch import BFLOAT16, CudaOps, CudaStep
 from tests.cuda.numpy_kernels import NumpyKernels
 from tests.cuda.sampling_rows import sample_workspace
@@ -51,7 +52,8 @@ class SampleCase:
             "logprob": np.full(num_rows, np.nan, np.float32),
             "top_tokens": np.full((num_rows, MAX_TOP), -7, np.int32),
             "top_logprobs": np.full((num_rows, MAX_TOP), np.nan, np.float32),
-            "sample_workspace": sample_workspace(num_rows, vocab_size, MAX_TOP),
+            # Numpy's kernels need none.
+            "sample_workspace": sample_workspace(num_rows if kernels else 0, vocab_size, MAX_TOP),
         }
         self.step = CudaStep.of(self.kernels.launch_address, self.kernels.kernels)
         self.step.max_top = MAX_TOP
@@ -71,7 +73,7 @@ def test_tokens_are_the_twins_in_three_launches(ops) -> None:
     expected = sample_rows(case.inputs[0].astype(np.float32), *case.inputs[1:])
     assert expected.tolist() == case.run(ops)
     grids = [(launch.name, launch.grid) for launch in case.kernels.take_log()]
-    assert [("sample_scan", (3, 7, 1)), ("sample_count", (3, 7, 1)), ("sample_draw", (7, 1, 1))] == grids
+    assert [("sample_scan", (7, 3, 1)), ("sample_count", (7, 3, 1)), ("sample_draw", (7, 1, 1))] == grids
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,15 @@ def test_a_block_takes_more_slices_of_a_row_where_there_are_many_rows(ops, num_r
     case = SampleCase(num_rows, vocab_size=16 * 1024 + 1)
     case.step.sample_blocks = num_blocks
     case.run(ops)
-    assert [(expected, num_rows, 1)] * 2 + [(num_rows, 1, 1)] == [launch.grid for launch in case.kernels.take_log()]
+    assert [(num_rows, expected, 1)] * 2 + [(num_rows, 1, 1)] == [launch.grid for launch in case.kernels.take_log()]
+
+
+def test_as_many_rows_as_a_step_may_have_are_within_the_limits_of_a_grid(ops) -> None:
+    """CUDA's: 2^31 - 1 blocks in x, and 65,535 in y."""
+    case = SampleCase(MAX_NUM_SEQS, vocab_size=5)
+    case.step.sample_draw = case.step.sample_scan  # which does nothing here: only grids matter
+    case.run(ops)
+    assert [(65_536, 1, 1)] * 3 == [launch.grid for launch in case.kernels.take_log()]
 
 
 def test_edits_and_log_probabilities_go_by_the_steps_buffers(ops) -> None:

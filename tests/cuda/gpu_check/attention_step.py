@@ -62,10 +62,14 @@ class AttentionStep:
         if counts.num_merges:
             self._launch("attn_combine", (counts.num_merges, heads, 1), self._combine_arguments)
 
+    def output(self) -> np.ndarray:
+        """bfloat16's bits, uint16[num_tokens, num_heads, head_dim]; what was not written is NaN."""
+        self._device.copy_out(self._out_address, self.out)
+        return self.out
+
     def is_output_finite(self) -> bool:
         """Whether every number of the output was written, and is neither NaN nor infinity."""
-        self._device.copy_out(self._out_address, self.out)
-        return bool(((self.out & 0x7F80) != 0x7F80).all())
+        return bool(((self.output() & 0x7F80) != 0x7F80).all())
 
     def close(self) -> None:
         while self._addresses:

@@ -1,16 +1,20 @@
 """Attention, rotation and KV write against float64, then again and again: equal bit for bit."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
+import ml_dtypes
 import numpy as np
 
 from graphs.op_twins_attention import AttentionSpec
 from service.executor.cuda.kernels import BLOCK_SIZES, HEAD_DIMS, choose_prefill_shape, choose_tile_tokens
 from tests.cuda.attention_problem import E4M3, Problem, expected_attention, make_arrays
 from tests.cuda.attention_runs import LIMIT, run_attention
+from tests.cuda.gpu_check.attention_cases import Heads, TimedCase, prefill_cases
+from tests.cuda.gpu_check.attention_step import AttentionStep
 from tests.cuda.gpu_check.device import CheckDevice, StepFailedError
 from tests.cuda.gpu_check.report import Row
 from tests.cuda.test_rope_kernel import RopeCase
@@ -35,10 +39,11 @@ class Case:
     family: str
     run: Callable[[CheckDevice], list[np.ndarray]]
     error: Callable[[list[np.ndarray]], float]
+    max_repeats: int = 20  # of `run`, where REPEATS has more
 
 
 def attention(device: CheckDevice) -> Iterator[Row]:
-    return check(device, attention_cases(device.name))
+    return check(device, [*attention_cases(device.name), *map(planned_case, planned_steps(device.name))])
 
 
 def rope(device: CheckDevice) -> Iterator[Row]:
@@ -74,7 +79,7 @@ def _judge(device: CheckDevice, case: Case) -> tuple[float, bool]:
     first = case.run(device)
     error = case.error(first)
     bits = [each.tobytes() for each in first]
-    repeats = range(REPEATS[device.name] - 1)
+    repeats = range(min(REPEATS[device.name], case.max_repeats) - 1)
     return error, all([each.tobytes() for each in case.run(device)] == bits for _ in repeats)
 
 
@@ -150,6 +155,40 @@ def _family(problem: Problem, shape: str, chunk: int) -> str:
     if max(problem.context) >= max(SKEWED):
         extras.append("long")
     return " ".join([name, f"BS{problem.block_size}", "e4m3" if problem.is_fp8 else "same KV", *extras])
+
+
+def planned_steps(device_name: str) -> list[TimedCase]:
+    """A short turn behind a long prefix, which alone is cut; a prompt beside sequences that are."""
+    if device_name == "cuda":
+        return [each for each in prefill_cases() if each.shape.startswith(("turn", "mixed"))]
+    heads = Heads(4, 2, 64)
+    return [
+        TimedCase("turn of 20 at 700", (20,), (700,), heads),
+        TimedCase("mixed 2 x 100 + 1 x 40", (1, 1, 40), (100, 100, 40), heads),
+    ]
+
+
+def planned_case(step: TimedCase) -> Case:
+    """The product's plan and its deterministic one, which cuts no prefill: any row of theirs is nearly the same."""
+
+    def run(device: CheckDevice) -> list[np.ndarray]:
+        outputs, items = [], []
+        for is_deterministic in (False, True):
+            changed = replace(step, is_deterministic=is_deterministic)
+            with closing(AttentionStep(device, changed, 1)) as opened:
+                opened(0)
+                outputs.append(opened.output())
+                items.append(opened.counts.num_prefill_items)
+        if not step.is_ragged and items[0] <= items[1]:
+            raise StepFailedError(f"{step.name}: the plan cuts none of {items[1]} items")
+        return outputs
+
+    def error(outputs: list[np.ndarray]) -> float:
+        cut, whole = (each.view(ml_dtypes.bfloat16).astype(np.float64) for each in outputs)
+        distance = np.linalg.norm(cut - whole, axis=-1) / np.linalg.norm(whole, axis=-1)
+        return float(distance.max() / (2 * LIMIT["bf16"]))  # each may be off by the limit
+
+    return Case(f"planned {step.name}", run, error, max_repeats=2)
 
 
 def rope_cases(device_name: str) -> list[Case]:

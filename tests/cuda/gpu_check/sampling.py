@@ -9,6 +9,7 @@ import numpy as np
 
 from graphs.op_twins_rows import sample_rows
 from service.core.types import SamplingParams
+from service.executor.cuda.kernels import SLICE_LOGITS
 from service.executor.logit_edits import log_softmax, token_logprobs
 from tests.cuda.gpu_check.correctness import Case, check
 from tests.cuda.gpu_check.device import CheckDevice
@@ -18,6 +19,9 @@ from tests.unit.edit_cases import edit_of
 
 VOCAB_SIZES = (4_103, 50_257, 128_256, 151_936)
 NUM_DRAWS = {"sim": 150, "cuda": 100_000}
+LAUNCH_ROWS = 4_096  # of draws at a time: a row takes 25 KB of the workspace
+DRAW_REPEATS = 2
+SLICES_EACH = (1, 3)  # of a block, as in a small batch and in a large one
 MAX_LOGPROB_ERROR = 1e-4  # sums of float32 in another order
 CHANCE = 1e-6  # of a right kernel's failing: draws are the same in every run, so that one that passes always does
 
@@ -25,12 +29,14 @@ CHANCE = 1e-6  # of a right kernel's failing: draws are the same in every run, s
 def sampling(device: CheckDevice) -> Iterator[Row]:
     is_sim = device.name == "sim"
     kinds = [("half", 4_103)] if is_sim else list(product(LOGITS, VOCAB_SIZES))
-    cases = [make(*kind) for kind in kinds for make in (twin_case, changed_case)]
+    cases = [
+        make(*kind, slices_each=each) for kind in kinds for make in (twin_case, changed_case) for each in SLICES_EACH
+    ]
     cases += [draws_case(NUM_DRAWS[device.name], top_k) for top_k in ((5,) if is_sim else (0, 5))]
     return check(device, cases)
 
 
-def twin_case(logit: str, vocab_size: int) -> Case:
+def twin_case(logit: str, vocab_size: int, slices_each: int = 1) -> Case:
     """Any token but the twin's is an infinite error."""
     num_rows = 6
     logits = (3 * np.random.default_rng(5).standard_normal((num_rows, vocab_size))).astype(LOGITS[logit])
@@ -43,15 +49,25 @@ def twin_case(logit: str, vocab_size: int) -> Case:
         seed=np.arange(num_rows),
     )
 
+    num_blocks = blocks_of(rows, slices_each)
+
     def error(outputs: list[np.ndarray]) -> float:
         return float(np.inf if (outputs[0] != rows.expected_tokens()).any() else 0.0)
 
     return Case(
-        f"sample_rows of {vocab_size} logits, {logit}", lambda device: [run_sample_rows(rows, device).tokens], error
+        f"sample_rows of {vocab_size} logits, {logit}",
+        lambda device: [run_sample_rows(rows, device, num_blocks=num_blocks).tokens],
+        error,
     )
 
 
-def changed_case(logit: str, vocab_size: int) -> Case:
+def blocks_of(rows: Rows, slices_each: int) -> int:
+    """As many as a device has to hold for a block to take so many slices of a row."""
+    num_rows, vocab_size = rows.logits.shape
+    return -(-num_rows * -(-vocab_size // SLICE_LOGITS) // slices_each)
+
+
+def changed_case(logit: str, vocab_size: int, slices_each: int = 1) -> Case:
     """Masks, edits and log-probabilities; any other token or logit than the host's is an infinite error."""
     num_rows, rng = 8, np.random.default_rng(6)
     logits = (3 * rng.standard_normal((num_rows, vocab_size))).astype(LOGITS[logit])
@@ -79,7 +95,7 @@ def changed_case(logit: str, vocab_size: int) -> Case:
         return float(np.abs(errors).max() / MAX_LOGPROB_ERROR)
 
     def run(device: CheckDevice) -> list[np.ndarray]:
-        found = run_sample_rows(rows, device)
+        found = run_sample_rows(rows, device, num_blocks=blocks_of(rows, slices_each))
         return [found.tokens, found.logits, found.logprob, found.top_tokens, found.top_logprobs]
 
     return Case(f"sample_rows of {vocab_size} masked and edited logits, {logit}", run, error)
@@ -97,7 +113,6 @@ def draws_case(num_draws: int, top_k: int) -> Case:
     """Rows of the same logits with seeds of their own; the error is Pearson's statistic over its critical value."""
     logits = np.linspace(-2, 2, 41).astype(ml_dtypes.bfloat16)
     temperature = 0.7
-    rows = Rows.of(np.tile(logits, (num_draws, 1)), temperature=temperature, top_k=top_k, seed=np.arange(num_draws))
     weights = np.exp(logits.astype(np.float64) / temperature)
     if top_k:
         weights[:-top_k] = 0  # logits ascend
@@ -106,9 +121,15 @@ def draws_case(num_draws: int, top_k: int) -> Case:
     def error(outputs: list[np.ndarray]) -> float:
         return chi_square(outputs[0], expected)
 
-    return Case(
-        f"chi-square of {num_draws} draws, top-k {top_k}", lambda device: [run_sample_rows(rows, device).tokens], error
-    )
+    def run(device: CheckDevice) -> list[np.ndarray]:
+        drawn = []
+        for first in range(0, num_draws, LAUNCH_ROWS):
+            seeds = np.arange(first, min(first + LAUNCH_ROWS, num_draws))
+            rows = Rows.of(np.tile(logits, (len(seeds), 1)), temperature=temperature, top_k=top_k, seed=seeds)
+            drawn.append(run_sample_rows(rows, device).tokens)
+        return [np.concatenate(drawn)]
+
+    return Case(f"chi-square of {num_draws} draws, top-k {top_k}", run, error, DRAW_REPEATS)
 
 
 def chi_square(tokens: np.ndarray, expected: np.ndarray) -> float:
