@@ -9,11 +9,12 @@ import pytest
 
 from graphs.ops import library_path
 from service.core.types import SamplingParams
+from service.executor.cuda.kernels import SLICE_LOGITS
 from service.executor.cuda.launch import CudaOps
 from tests.cuda.conftest import HEAD_DIM
 from tests.cuda.simulated_kernels import SimulatedKernels
 from tests.cuda.test_executor import GREEDY, SAMPLED, requests
-from tests.cuda.test_sample_rows_cuda import SampleCase
+from tests.cuda.test_sample_rows_cuda import MAX_TOP, SampleCase
 from tests.cuda.test_sampling_in_graph import FEATURES, NOTHING_FITS, dispatched
 from tests.cudasim.build import missing_tool
 from tests.stepping import run_requests
@@ -46,6 +47,27 @@ def test_draws_of_the_op_follow_the_masses(kernels) -> None:
     ops.use(None)
     counts, expected = np.bincount(tokens, minlength=4), num_draws * masses
     assert ((counts - expected) ** 2 / expected).sum() < 16.27  # chi-square, 3 degrees of freedom, 1 in 1,000
+
+
+def test_deterministic_steps_log_probabilities_are_the_same_bytes_in_any_batch(host_executor, kernels) -> None:
+    """Rows of five slices, in 12 blocks that the device holds at once: they would take one slice each, or three."""
+    sample_blocks = host_executor(deterministic="on").executor._runner._decode_step.sample_blocks
+    ops, together = CudaOps(ctypes.CDLL(str(library_path()))), SampleCase(6, 4 * SLICE_LOGITS + 99, kernels)
+    together.inputs[0] -= 14  # of float16: the masses' sum is about 1, whose last bits its logarithm then shows
+    together.inputs[0][:, 7] = 0
+    cases = [together]
+    for row in range(6):
+        cases.append(alone := SampleCase(1, 4 * SLICE_LOGITS + 99, kernels))
+        alone.inputs = [each[row : row + 1] for each in together.inputs]
+    for case in cases:
+        case.step.sample_blocks = sample_blocks
+        case.buffers["num_logprobs"][:] = MAX_TOP
+        case.run(ops)
+    ops.use(None)
+    assert np.isfinite(together.buffers["top_logprobs"]).all()
+    for name in ("logprob", "top_tokens", "top_logprobs"):
+        alone = np.concatenate([case.buffers[name] for case in cases[1:]])
+        assert together.buffers[name].tobytes() == alone.tobytes()
 
 
 @pytest.mark.parametrize("sampling", FEATURES.values(), ids=FEATURES)

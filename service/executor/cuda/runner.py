@@ -19,6 +19,7 @@ from service.executor.cuda.launch import CudaOps, CudaStep, ModelKernels
 from service.executor.cuda.memory import DeviceBuffer, DeviceKv
 from service.executor.cuda.null_steps import null_decode_step
 from service.executor.cuda.plan_layout import DECODE_ROWS, PlanCounts, PlanLimits
+from service.executor.cuda.requirements import require_step_size
 from service.executor.cuda.row_edits import RowEdits, SamplingBounds
 from service.executor.cuda.sample_outputs import SAMPLED, SampleOutputs
 from service.executor.cuda.session import EAGER, Binding, Session
@@ -29,6 +30,8 @@ from service.executor.step_inputs import StepInputs
 
 NO_PARAMS: Final = Sampler(0).params
 """Of steps whose tokens nobody wants."""
+ONE_SLICE_EACH: Final = (1 << 31) - 1
+"""Blocks of sample_scan that any step's slices are fewer than: log-probabilities are summed the same in every batch."""
 
 log = structlog.get_logger("chairlift.cuda")
 
@@ -49,7 +52,7 @@ class StepRunner:
     """Owns the device's buffers but the KV's. One thread, which is the one that captures and replays."""
 
     def __init__(self, parts: RunnerParts, model: ModelInfo, limits: ExecutorLimits, *, is_deterministic: bool) -> None:
-        """Allocate. Raises ConfigError when memory is lacking."""
+        """Allocate. Raises ConfigError when memory is lacking, or steps are too large for a launch."""
         self._parts = parts
         device, kernels = parts.device, parts.kernels
         resident = [device.num_sms * device.blocks_per_sm(each) for each in (kernels.attn_decode, kernels.attn_prefill)]
@@ -66,8 +69,10 @@ class StepRunner:
             is_deterministic=is_deterministic,
         )
         mixed = replace(decode, max_tokens=limits.max_num_batched_tokens, resident_prefill_blocks=prefill_blocks)
+        require_step_size(limits, mixed)
         self._num_ranges, self._max_decode_merges = decode.num_ranges, decode.max_decode_merges
-        self._sample_blocks = device.num_sms * device.blocks_per_sm(kernels.sample_scan)
+        resident_scans = device.num_sms * device.blocks_per_sm(kernels.sample_scan)
+        self._sample_blocks = ONE_SLICE_EACH if is_deterministic else resident_scans
         self._num_floats = mixed.max_slots * model.num_kv_heads * DECODE_ROWS * (model.head_dim + 1)
         with ExitStack() as undo:
             self.decode, self.mixed = (
