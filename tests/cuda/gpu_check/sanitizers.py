@@ -13,7 +13,16 @@ from tests.cuda.gpu_check.runner import ROOT, run_command
 from tests.cuda.gpu_check.tools import find_tool, module_command
 
 TOOLS: Final = ("memcheck", "racecheck", "synccheck", "initcheck")
-CASES: Final = ("decode", "decode_fp8", "prefill", "rope", "sampling")
+CASES: Final = (
+    "decode",
+    "decode_fp8",
+    "prefill",
+    "prefill_cut",
+    "prefill_wide",
+    "rope",
+    "sampling",
+    "sampling_unsure",
+)
 RUN_LIMIT_S: Final = 50  # two runs of a tool, one after the other, fit the limit of the step
 FOUND_ERRORS: Final = 86  # the exit code that says so
 OPTIONS: Final = {
