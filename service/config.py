@@ -86,7 +86,9 @@ class ExecutorSettings(BaseModel):
         default="~/.cache/chairlift/kernels", min_length=1, description="cuda: folder that keeps compiled kernels"
     )
     deterministic: Literal["off", "on"] = Field(
-        default="off", description="cuda: on: attention of a sequence never depends on what runs beside it"
+        default="off",
+        description="cuda: off: last bits of prefill and decode depend on what else is in the step; "
+        "on: decode is cut by its own length, prefill never",
     )
 
     @field_validator("max_num_batched_tokens")

@@ -32,5 +32,7 @@ class ExecutorConfig:
     capture: Capture = "eager"  # CUDA graphs of decode steps: at the start, each when it is first needed, or never
     capture_buckets: tuple[int, ...] | None = None  # numbers of rows to capture; None: a few up to max_num_seqs
     kernel_cache: str = "~/.cache/chairlift/kernels"  # folder of compiled CUDA kernels
-    deterministic: Literal["off", "on"] = "off"  # cuda: cut attention by each sequence's own length alone
+    # cuda. off: last bits of prefill and decode depend on what else is in the step. on: decode is cut by its own
+    # length, prefill never.
+    deterministic: Literal["off", "on"] = "off"
     profile_path: Path | None = None  # prefix of a file that gets the time of every graph node; slows every step

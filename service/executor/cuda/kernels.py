@@ -114,7 +114,7 @@ SAMPLE_KERNELS: Final = ("sample_scan", "sample_count", "sample_draw")
 """One behind the other: all of them together sample rows."""
 
 SLICE_LOGITS: Final = 8 * _SAMPLE_THREADS
-"""What a block of the first two takes of a row."""
+"""Neighbouring logits that a block takes at a time."""
 
 _SAMPLE_BINS: Final = 2048
 
