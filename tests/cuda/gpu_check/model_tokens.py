@@ -32,6 +32,8 @@ FORMATS = (
     ("int4", "auto", 0.2),
 )
 LENGTHS = {"sim": (70, 1, 33), "cuda": (1, 17, 130, 70, 9, 45)}
+LONG = {"sim": 40, "cuda": 1_600}  # tokens of a prompt more, whose last chunks are cut over their tiles
+CONTEXT = {"sim": 256, "cuda": 2_048}
 RETURNING = (70, 45, 70)  # of prompts that are served one by one, the third one as the first
 NUM_TOKENS = {"sim": 3, "cuda": 24}
 
@@ -45,8 +47,9 @@ class Comparison:
 
 def model_tokens(device: CheckDevice) -> Iterator[Row]:
     """Graphs of every number of rows must yield what eager steps yield; all others, up to near ties."""
-    config = replace(CONFIG, model_dir=exported(device.folder / "tiny", "float16"))
-    asked, plain = _asked(device.name, LENGTHS[device.name])
+    model_dir = exported(device.folder / "tiny", "float16", CONTEXT[device.name])
+    config = replace(CONFIG, model_dir=model_dir, kv_memory="4MiB")
+    asked, plain = _asked(device.name, (*LENGTHS[device.name], LONG[device.name]))
     exact = _on_cpu(config, asked)
     faults = []
     with cuda_executor(device, replace(config, capture="off")) as opened:
@@ -136,8 +139,9 @@ def model_formats(device: CheckDevice) -> Iterator[Row]:
         raise StepFailedError("; ".join(faults))
 
 
-def exported(folder: Path, weights: str) -> Path:
-    write_hf(folder / "source", MODEL, hf_tensors(MODEL))
+def exported(folder: Path, weights: str, context: int = 256) -> Path:
+    model = MODEL | {"max_position_embeddings": context}
+    write_hf(folder / "source", model, hf_tensors(model))
     write_tokenizer_json(folder / "source")
     return export_model(folder / "source", folder / weights, weights, overwrite=True).folder
 
