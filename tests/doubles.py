@@ -38,14 +38,15 @@ MODEL_NAME = "toy"
 EOS_TOKEN_ID = 999
 PROMPT = [5, 17, 333]
 DEADLINE_S = 20.0
+GATE_DEADLINE_S = 200.0  # longer than that of any test, whose end opens the gate
 LIMITS = ExecutorLimits(num_blocks=65, block_size=4, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=128)
 
 T = TypeVar("T")
 
 
-def run_async(main: Coroutine[object, object, T]) -> T:
+def run_async(main: Coroutine[object, object, T], deadline_s: float = DEADLINE_S) -> T:
     """Run a test's coroutine; a test that hangs fails."""
-    return asyncio.run(asyncio.wait_for(main, DEADLINE_S))
+    return asyncio.run(asyncio.wait_for(main, deadline_s))
 
 
 async def eventually(is_true: Callable[[], bool]) -> None:
@@ -140,7 +141,9 @@ class GatedExecutor:
     def run(self, plan: StepPlan, batch: BatchState) -> StepResult:
         with self._gate:
             self.num_arrived += 1
-            assert self._gate.wait_for(lambda: self.num_steps < self._num_allowed, DEADLINE_S), "the gate stayed shut"
+            assert self._gate.wait_for(lambda: self.num_steps < self._num_allowed, GATE_DEADLINE_S), (
+                "the gate stayed shut"
+            )
             self.num_steps += 1
         if self.errors:
             raise self.errors.pop(0)

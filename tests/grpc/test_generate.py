@@ -366,4 +366,4 @@ def test_server_works_on_after_two_thousand_streams_are_killed_at_once() -> None
             answer = await responses_to(toy, request_for())
         assert token_ids_of(answer) == toy_output(PROMPT, 6)
 
-    run_async(main())
+    run_async(main(), deadline_s=120.0)  # two thousand streams take their time on a machine that does other work

@@ -126,7 +126,7 @@ def test_full_disk_ends_the_run_in_one_error() -> None:
     run_async(main())
 
 
-@pytest.mark.parametrize("line", ["short\n", 100_000 * "long"])
+@pytest.mark.parametrize("line", ["short\n", 100_000 * "long"], ids=["short", "long"])
 def test_file_that_cannot_take_the_results_is_named(line: str) -> None:
     """A short line fails when it is flushed, in the end; a long one at once."""
     path = Path("/dev/full")
