@@ -16,7 +16,7 @@ from service.report.page import figure, figures, heading, html_page, latency_tab
 _QUANTILE_KINDS: Final = (
     ("ttft", "Time to first token", "from just before the call to the first chunk with tokens"),
     ("tpot", "Time per output token", "after the first, mean of a request"),
-    ("itl", "Inter-token latency", "gaps between a stream's chunks, all requests pooled"),
+    ("itl", "Inter-token latency", "gaps between a stream's chunks, completed requests pooled"),
     ("e2el", "End-to-end latency", "from just before the call to the last chunk with tokens"),
 )
 _SERIES_KINDS: Final = (

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from service.report.latency_figures import REQUESTS_PER_S
 from service.report.latency_limits import LatencyLimits
 
 Float64Array = npt.NDArray[np.float64]
@@ -60,7 +61,7 @@ class LoadReport:
     """The metrics of one run. Latencies in milliseconds; each is of completed requests."""
 
     name: str
-    rate: float  # requests per second that were offered; infinite: all at once
+    rate: float  # what was offered, in `rate_unit`; infinite: all at once
     duration_s: float  # from the first call to the last one's end
     requests: dict[str, int]  # planned, sent before the time was up, and of these completed, failed, unfinished, good
     errors: dict[str, int]  # status code -> requests
@@ -73,6 +74,7 @@ class LoadReport:
     quantiles_ms: dict[str, list[Point]]  # (percent of the requests, milliseconds)
     max_start_lag_ms: float  # how far the client fell behind its own schedule
     series: dict[str, list[Point]]  # concurrency, and output tokens per second: (seconds, value)
+    rate_unit: str = REQUESTS_PER_S
 
 
 def load_report(

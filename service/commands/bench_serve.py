@@ -36,6 +36,7 @@ from service.commands.report_output import add_output_arguments, check_output, g
 from service.commands.request_lines import parse_line
 from service.commands.target import host_port
 from service.errors import ChairliftError, ConfigError
+from service.report.latency_figures import REQUESTS_PER_S, TIMES_THE_TRACE
 from service.report.latency_limits import LatencyLimits
 from service.sim.arrivals import arrivals_named
 from service.sim.lengths import parse_lengths
@@ -113,9 +114,10 @@ async def measure(args: Namespace, feed: Feed, limits: LatencyLimits) -> list[Lo
     requests = feed.requests
     await _warm_up(args, feed)
     bar = ProgressBar()
+    rate_unit = TIMES_THE_TRACE if feed.arrival_s else REQUESTS_PER_S
     reports = []
     for rate in args.rates:
-        with bar.open(f"{rate:g} requests/s", len(requests)) as progress:
+        with bar.open(f"{rate:g} {rate_unit}", len(requests)) as progress:
             result = await run_load(
                 args.target,
                 requests,
@@ -126,7 +128,8 @@ async def measure(args: Namespace, feed: Feed, limits: LatencyLimits) -> list[Lo
             )
         for timeline, tenant in zip(result.timelines, feed.tenants, strict=False):  # less when the time was up
             timeline.tenant = tenant
-        reports.append(load_report("", rate, len(requests), result.timelines, limits, result.max_start_lag_s))
+        report = load_report("", rate, len(requests), result.timelines, limits, result.max_start_lag_s)
+        reports.append(replace(report, rate_unit=rate_unit))
     return reports
 
 

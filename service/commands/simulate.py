@@ -1,6 +1,7 @@
 """`chairlift simulate`: the real scheduler on a virtual clock, without the machine that could run the model."""
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from pathlib import Path
 
 from graphs.progress import ProgressBar
@@ -18,6 +19,7 @@ from service.commands.report_output import add_output_arguments, check_output, g
 from service.commands.scenarios import AXES, Scenario, scenarios
 from service.core.scheduler_config import MAX_KV_SLOTS
 from service.executor.config import MAX_BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
+from service.report.latency_figures import REQUESTS_PER_S, TIMES_THE_TRACE
 from service.report.latency_limits import LatencyLimits
 from service.sim.autoscaler import MAX_REPLICAS
 from service.sim.latency import H200_HOST_BLOCK_US, H200_HOST_BLOCKS, H200_NUM_BLOCKS, PROFILES
@@ -124,9 +126,10 @@ def _run_scenario(
     args: Namespace, scenario: Scenario, tenants: tuple[Tenant, ...], limits: LatencyLimits, bar: ProgressBar
 ) -> RunReport:
     simulation = Simulation(scenario.deployment, tenants, limits)
-    with bar.open(f"{scenario.name} {scenario.rate:g}/s", args.requests) as progress:
+    rate_unit = TIMES_THE_TRACE if args.trace else REQUESTS_PER_S
+    with bar.open(f"{scenario.name} {scenario.rate:g} {rate_unit}", args.requests) as progress:
         simulation.run(scenario.workload.requests(), progress)
-    return run_report(scenario.name, scenario.rate, simulation, tenants)
+    return replace(run_report(scenario.name, scenario.rate, simulation, tenants), rate_unit=rate_unit)
 
 
 def _names(text: str) -> list[str]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.report.latency_figures import MeasuredRun
+from service.report.latency_figures import REQUESTS_PER_S, MeasuredRun
 from service.report.latency_limits import LatencyLimits
 from service.report.page import heading, table
 
@@ -20,6 +20,7 @@ class Capacity:
     name: str  # of the setting that is compared
     rate_90_percent_good: float | None
     rate_99_percent_good: float | None
+    rate_unit: str = REQUESTS_PER_S
 
 
 def capacities(runs: Sequence[MeasuredRun], limits: LatencyLimits) -> list[Capacity]:
@@ -35,26 +36,24 @@ def capacities(runs: Sequence[MeasuredRun], limits: LatencyLimits) -> list[Capac
     for run in runs:
         by_name.setdefault(run.name, []).append(run)
     return [
-        Capacity(name, _highest_rate(of_name, limits, 0.9), _highest_rate(of_name, limits, 0.99))
+        Capacity(name, _highest_rate(of_name, limits, 0.9), _highest_rate(of_name, limits, 0.99), of_name[0].rate_unit)
         for name, of_name in by_name.items()
     ]
 
 
 def capacity_text(found: Sequence[Capacity]) -> str:
     """A line per setting."""
-    return "".join(
-        f"{capacity.name}{', ' if capacity.name else ''}highest rate with 90 % good: "
-        f"{_shown(capacity.rate_90_percent_good)}, with 99 % good: {_shown(capacity.rate_99_percent_good)}\n"
-        for capacity in found
-    )
+    lines = []
+    for capacity in found:
+        at_90, at_99 = _shown(capacity)
+        name = f"{capacity.name}, " if capacity.name else ""
+        lines.append(f"{name}highest rate with 90 % good: {at_90}, with 99 % good: {at_99}\n")
+    return "".join(lines)
 
 
 def capacity_parts(found: Sequence[Capacity]) -> list[str]:
     """A section of a page; nothing of nothing."""
-    rows = [
-        [capacity.name, _shown(capacity.rate_90_percent_good), _shown(capacity.rate_99_percent_good)]
-        for capacity in found
-    ]
+    rows = [[capacity.name, *_shown(capacity)] for capacity in found]
     header = ["setting", "highest rate with 90 % good", "with 99 % good"]
     return [heading("Capacity"), table(header, rows)] if rows else []
 
@@ -67,5 +66,6 @@ def _highest_rate(runs: Sequence[MeasuredRun], limits: LatencyLimits, share: flo
     return max((run.rate for run in runs if run.rate < least_missed), default=None)
 
 
-def _shown(rate: float | None) -> str:
-    return "none" if rate is None else f"{rate:g} requests/s"
+def _shown(capacity: Capacity) -> list[str]:
+    rates = (capacity.rate_90_percent_good, capacity.rate_99_percent_good)
+    return ["none" if rate is None else f"{rate:g} {capacity.rate_unit}" for rate in rates]

@@ -8,6 +8,12 @@ from service.report.page import figure, figures
 
 Point = tuple[float, float]
 
+REQUESTS_PER_S: Final = "requests/s"
+"""What rates are, unless a trace is replayed."""
+
+TIMES_THE_TRACE: Final = "times the trace's rate"
+"""What they are then."""
+
 _PARETO_KINDS: Final = (("ttft", "p99"), ("tpot", "p99"), ("e2el", "p99"), ("e2el", "median"))
 
 
@@ -21,7 +27,12 @@ class MeasuredRun(Protocol):
 
     @property
     def rate(self) -> float:
-        """Requests per second that were offered."""
+        """What was offered, in `rate_unit`."""
+        ...
+
+    @property
+    def rate_unit(self) -> str:
+        """REQUESTS_PER_S or TIMES_THE_TRACE."""
         ...
 
     @property
@@ -50,7 +61,7 @@ Run = TypeVar("Run", bound=MeasuredRun)
 
 def run_label(run: MeasuredRun) -> str:
     """Names a run among others."""
-    return ", ".join(part for part in (run.name, f"{run.rate:g} requests/s") if part)
+    return ", ".join(part for part in (run.name, f"{run.rate:g} {run.rate_unit}") if part)
 
 
 def highest_rates(runs: Sequence[Run]) -> list[Run]:

@@ -8,7 +8,14 @@ from typing import Final
 from service.core.scheduler import SchedulerCounters
 from service.report.capacity import capacities, capacity_parts, capacity_text
 from service.report.chart import Line, line_chart
-from service.report.latency_figures import Point, highest_rates, pareto_figures, quantile_figure, run_label
+from service.report.latency_figures import (
+    REQUESTS_PER_S,
+    Point,
+    highest_rates,
+    pareto_figures,
+    quantile_figure,
+    run_label,
+)
 from service.report.latency_limits import LatencyLimits
 from service.report.page import figure, figures, heading, html_page, latency_table, preformatted, table
 from service.sim.histogram import LogHistogram
@@ -26,7 +33,7 @@ class RunReport:
     """One simulated run. Latencies in milliseconds; series are (seconds, mean) with at most 512 points each."""
 
     name: str  # of the setting that is compared
-    rate: float  # requests per second that were offered
+    rate: float  # what was offered, in `rate_unit`
     duration_s: float  # from the first moment to the last request's end
     requests: dict[str, int]  # arrived, refused, completed, failed, good
     throughput: dict[str, float]  # requests, output tokens and all tokens per second, of completed requests
@@ -41,6 +48,7 @@ class RunReport:
     tenant_tokens: dict[str, float]  # computed for each, prompts and outputs
     replicas: dict[str, float]
     series: dict[str, list[Point]]
+    rate_unit: str = REQUESTS_PER_S
 
 
 def run_report(name: str, rate: float, simulation: Simulation, tenants: Sequence[Tenant]) -> RunReport:
@@ -115,9 +123,10 @@ def text_report(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
     of good requests, and the capacity, only where there are limits.
     """
     names = max(len("setting"), *(len(report.name) for report in reports))
+    rate_unit = "req/s" if reports[0].rate_unit == REQUESTS_PER_S else "x trace"
     lines = [
         f"{'setting':{names}}    rate    done  output   batch  TTFT p50       p99  TPOT p50     p99   E2EL p99  Jain",
-        f"{'':{names}}   req/s   req/s   tok/s    rows        ms        ms        ms      ms         ms",
+        f"{'':{names}} {rate_unit:>7}   req/s   tok/s    rows        ms        ms        ms      ms         ms",
     ]
     for report in reports:
         ttft, tpot, e2el = (report.latency_ms[key] for key in ("ttft", "tpot", "e2el"))

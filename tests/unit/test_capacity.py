@@ -24,6 +24,7 @@ class Run:
     num_good: int
     itl_p99_ms: float = 0.0
     name: str = ""
+    rate_unit: str = "requests/s"
     throughput: dict[str, float] = field(default_factory=dict)
     quantiles_ms: dict[str, list[Point]] = field(default_factory=dict)
 
@@ -70,6 +71,9 @@ def test_every_setting_has_its_own_capacity_and_without_limits_none_has() -> Non
         "a, highest rate with 90 % good: 2.5 requests/s, with 99 % good: 2.5 requests/s",
         "b, highest rate with 90 % good: none, with 99 % good: none",
     ]
+    assert capacity_text([Capacity("", 0.5, None, "times the trace's rate")]) == (
+        "highest rate with 90 % good: 0.5 times the trace's rate, with 99 % good: none\n"
+    )
     page = ET.fromstring("<main>" + "".join(capacity_parts(found)) + "</main>")
     cells = [cell.text for cell in page.iter("td")]
     assert cells == ["a", "2.5 requests/s", "2.5 requests/s", "b", "none", "none"]
@@ -93,4 +97,6 @@ def test_simulated_queue_has_the_capacity_of_its_closed_form(
     flags = ["--trace", str(trace), "--step-times", str(steps), "--rates", "5,10,12.5,20", "--max-num-seqs", "1"]
     assert cli.main(["simulate", *flags, "--goodput", f"ttft:{limit}", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["capacity"] == [{"name": "fcfs", "rate_90_percent_good": at_90, "rate_99_percent_good": at_99}]
+    unit = {"rate_unit": "times the trace's rate"}
+    rates = {"rate_90_percent_good": at_90, "rate_99_percent_good": at_99}
+    assert document["capacity"] == [{"name": "fcfs"} | rates | unit]

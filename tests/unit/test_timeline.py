@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -110,7 +111,8 @@ def test_reports_of_a_sweep_say_the_same_in_three_forms() -> None:
     reports = [load_report("", rate, 7, TIMELINES, LatencyLimits()) for rate in (1.0, math.inf)]
     limits = LatencyLimits(ttft_ms=1e4)
     document = json.loads(json_report("command", reports, limits))
-    assert document["capacity"] == [{"name": "", "rate_90_percent_good": None, "rate_99_percent_good": None}]
+    none = {"rate_90_percent_good": None, "rate_99_percent_good": None, "rate_unit": "requests/s"}
+    assert document["capacity"] == [{"name": ""} | none]
     assert [run["rate"] for run in document["runs"]] == [1.0, None]
     assert document["runs"][0]["latency_ms"]["e2el"]["max"] == 2000
     text = text_report(reports, LatencyLimits())
@@ -124,6 +126,8 @@ def test_reports_of_a_sweep_say_the_same_in_three_forms() -> None:
     text = text_report([answered], limits)
     assert "never sent" not in text
     assert text.splitlines()[-1] == ("highest rate with 90 % good: 2 requests/s, with 99 % good: 2 requests/s")
+    (line, *_) = text_report([replace(answered, rate_unit="times the trace's rate")], limits).splitlines()
+    assert line.startswith("2 times the trace's rate: ")
     root = parsed_page(html_report("chairlift bench serve", reports, LatencyLimits(ttft_ms=1)))
     assert captions(root) == [
         "TTFT p99",
