@@ -9,7 +9,7 @@ import pytest
 
 from service.errors import ExecutorError
 from tests.cuda.attention_problem import Problem, expected_attention, make_arrays
-from tests.cuda.gpu_check import stored
+from tests.cuda.gpu_check import sampling, stored
 from tests.cuda.gpu_check.compilation import all_cubins
 from tests.cuda.gpu_check.correctness import (
     Case,
@@ -22,7 +22,7 @@ from tests.cuda.gpu_check.correctness import (
 )
 from tests.cuda.gpu_check.device import StepFailedError, open_device
 from tests.cuda.gpu_check.resources import KernelResources, expected_blocks
-from tests.cuda.gpu_check.sampling import chi_square, critical_value
+from tests.cuda.gpu_check.sampling import chi_square, critical_value, draws_case
 from tests.cuda.gpu_check.stored import CASES, FOLDER, distance_in_ulps, read, write
 from tests.cudasim.build import missing_tool
 
@@ -146,6 +146,17 @@ def test_a_stored_output_that_differs_fails_the_replay(tmp_path, monkeypatch):
     with open_device("sim", tmp_path) as device, pytest.raises(StepFailedError, match="1 of 7 cases"):
         rows.extend(stored.replay(device))
     assert ["rope-bf16"] == [row["case"] for row in rows if not row["near"]]
+
+
+@needs_simulator
+def test_draws_do_not_depend_on_how_many_a_launch_makes(tmp_path, monkeypatch):
+    with open_device("sim", tmp_path) as device:
+        (in_one,) = draws_case(20, 5).run(device)
+        monkeypatch.setattr(sampling, "LAUNCH_ROWS", 8)
+        (in_three,) = draws_case(20, 5).run(device)
+    assert 20 == len(in_one)
+    assert in_one.tolist() == in_three.tolist()
+    assert len(set(in_one.tolist())) > 1
 
 
 def test_stored_cases_are_small():
