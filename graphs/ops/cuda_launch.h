@@ -63,7 +63,7 @@ struct CudaStep {
   int32_t head_dim;                  // as well
   int32_t block_size;                // as well
   int32_t max_top;
-  int32_t sample_blocks;             // of sample_scan, as many as the device holds at once
+  int32_t sample_blocks;             // of sample_scan, that the slices of all rows are shared out to
 };
 
 // CRC-32 of a line for each field of CudaKernel and then of CudaStep, "name bytes". CudaStep.layout_number() of
