@@ -49,6 +49,13 @@ def test_a_running_sequence_ends_at_its_deadline_and_not_before():
     assert (counters.totals.num_finished, counters.num_free_blocks) == (1, 98)
 
 
+@pytest.mark.parametrize(("deadline_ns", "reason"), [(500, FinishReason.DEADLINE), (2000, FinishReason.QUEUE_WAIT)])
+def test_of_two_reasons_that_have_come_the_earlier_one_is_told(deadline_ns: int, reason: FinishReason):
+    scheduler = make(max_queue_wait_ns=1000)
+    ask(scheduler, 1, deadline_ns=deadline_ns)
+    assert scheduler.expire(3000) == [(1, reason)]
+
+
 def test_a_deadline_stops_steps_ahead_only_while_it_matters():
     scheduler = make(max_queue_wait_ns=1000)
     ask(scheduler, 1, deadline_ns=500)
