@@ -60,7 +60,7 @@ def html_report(command: str, reports: Sequence[LoadReport], limits: LatencyLimi
 def _text(report: LoadReport, limits: LatencyLimits) -> str:
     requests, peak, throughput = report.requests, report.peak, report.throughput
     good = f"good: {requests['good']}, {report.goodput['share']:.1%}, {report.goodput['requests_per_s']:.2f}/s; "
-    errors = "".join(f", {count} {name}" for name, count in report.errors.items())
+    errors = "".join(f", {count} {name}" for name, count in report.errors.items() if name != "unfinished")
     num_unsent = requests["planned"] - requests["sent"]
     unsent = f"; {num_unsent} of {requests['planned']} planned were never sent" if num_unsent else ""
     lines = [
@@ -74,7 +74,8 @@ def _text(report: LoadReport, limits: LatencyLimits) -> str:
         f"  {'ms':6}" + "".join(f"{name:>10}" for name in next(iter(report.latency_ms.values()))),
     ]
     for key, values in report.latency_ms.items():
-        lines.append(f"  {key.upper():6}" + "".join(f"{value:10.2f}" for value in values.values()))
+        numbers = (f"{value:10.2f}" if requests["completed"] else f"{'-':>10}" for value in values.values())
+        lines.append(f"  {key.upper():6}" + "".join(numbers))
     for tenant, values in report.tenant_ttft_ms.items():
         lines.append("  TTFT  " + "".join(f"{value:10.2f}" for value in values.values()) + f"  of {tenant}")
     return "\n".join(lines) + "\n"

@@ -1,5 +1,6 @@
 """From what --model names to a model folder."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from graphs.fingerprint import source_fingerprint, source_name
@@ -10,13 +11,15 @@ from service.errors import ConfigError
 from service.executor.machine import available_memory_bytes
 
 
-def model_folder(path: Path, weights: str | None, device: str) -> Path:
+def model_folder(
+    path: Path, weights: str | None, device: str, before_export: Callable[[], object] | None = None
+) -> Path:
     """`path` itself when it is a model folder, else the folder that `path` is exported to.
 
     A GGUF file or Hugging Face folder is exported beside itself, as `NAME-WEIGHTS`, and only when that folder is
-    missing, or was made before the source changed; without `weights` in a format that suits `device`. Raises
-    ConfigError when `path` is a model folder of another weight format, or the export's folder holds another model;
-    ManifestError and ExportError for damaged input.
+    missing, or was made before the source changed; without `weights` in a format that suits `device`. Before an
+    export `before_export` is called, and may raise. Raises ConfigError when `path` is a model folder of another weight
+    format, or the export's folder holds another model; ManifestError and ExportError for damaged input.
     """
     if (path / MANIFEST_NAME).exists():
         found = Manifest.load(path).weight_format
@@ -30,6 +33,8 @@ def model_folder(path: Path, weights: str | None, device: str) -> Path:
     source = path if path.name not in ("", "..") else path.resolve()
     out = source.with_name(f"{source.stem if source.is_file() else source.name}-{weight_format}")
     if not _is_export(out, source):
+        if before_export is not None:
+            before_export()
         from graphs.export import export_model  # noqa: PLC0415 slow to import, and seldom needed
 
         export_model(

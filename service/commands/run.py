@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import io
+import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -23,6 +24,7 @@ from service.commands.weights import add_weights_argument
 from service.engine.scheduling import SchedulingSettings
 from service.engine.settings import EngineSettings
 from service.errors import ChairliftError, ConfigError, EngineDeadError
+from service.executor.cuda.probe import require_cuda
 from service.obs.engine_log import EngineLog
 from service.obs.logging import configure_logging
 
@@ -87,24 +89,40 @@ def load_offline(args: Namespace, executor: config.ExecutorSettings, scheduling:
     """What --model and --weights name, loaded for the one reader that this process is. Raises what `load_model` does,
     and ExportError.
     """
-    folder = model_folder(args.model, args.weights, executor.device)
+    before_export = require_cuda if executor.device == "cuda" else None  # not in vain, of a large model
+    folder = model_folder(args.model, args.weights, executor.device, before_export)
     return load_model(folder, executor, OFFLINE, EngineLog(), scheduling)
 
 
 def open_results(path: Path) -> TextIO:
-    """Create the file of results. Half a surrogate pair, which JSON can hold and UTF-8 cannot, is written escaped."""
-    file = io.BufferedWriter(_NamedFile(path, "w"))
+    """Create the file of results. Half a surrogate pair, which JSON can hold and UTF-8 cannot, is written escaped.
+
+    Where stdout goes already, results are written behind what is there.
+    """
+    file = io.BufferedWriter(_NamedFile(path))
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 class _NamedFile(io.FileIO):
     """A file that errors of writing name, as those of opening do. The last may come when it is closed."""
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(os.dup(sys.stdout.fileno()) if _is_stdout(path) else path, "w")
+        self._path = path
+
     def write(self, content: "ReadableBuffer", /) -> int:
         try:
             return super().write(content)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, self.name) from error
+            raise OSError(error.errno, error.strerror, self._path) from error
+
+
+def _is_stdout(path: Path) -> bool:
+    """Whether stdout goes to this file, or is it by another name, as /dev/stdout."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError):  # there is no such file, or no stdout
+        return False
 
 
 @dataclass
@@ -147,7 +165,9 @@ class BatchRun:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                for line in lines:
+                for number, line in enumerate(lines):
+                    if number == 0:  # what came before was waiting for the requests
+                        self._tally.start_s = time.monotonic()
                     await self._slots.acquire()
                     tasks.create_task(self._answer_line(line))
         except* (EngineDeadError, OSError) as errors:

@@ -26,3 +26,17 @@ def test_requests_may_come_through_a_pipe(tiny_export: Callable[[str], Path], tm
 def test_full_disk_is_one_line_that_names_the_file(tiny_export: Callable[[str], Path]) -> None:
     done = run_piped(tiny_export("w8a8"), Path("/dev/full"))
     assert (done.returncode, done.stderr) == (2, "chairlift run: /dev/full: No space left on device\n")
+
+
+def test_results_may_go_where_stdout_goes(tiny_export: Callable[[str], Path], tmp_path: Path) -> None:
+    """Behind what is there, and before what comes after."""
+    requests, output = tmp_path / "in.jsonl", tmp_path / "all.txt"
+    requests.write_text('{"id": 7, "prompt_token_ids": [1], "max_tokens": 1}\n')
+    output.write_text("before\n")
+    flags = ["--model", str(tiny_export("w8a8")), "--kv-memory", "16MiB", "--requests", str(requests)]
+    with output.open("a") as stdout:
+        command = [sys.executable, "-m", "service.cli", "run", *flags, "--output", "/dev/stdout"]
+        assert subprocess.run(command, stdout=stdout, timeout=60, check=False).returncode == 0
+        subprocess.run(["echo", "after"], stdout=stdout, check=True)
+    first, result, last = output.read_text().splitlines()
+    assert (first, json.loads(result)["id"], last) == ("before", 7, "after")

@@ -28,6 +28,21 @@ def test_a_source_is_exported_once_in_the_format_asked_for_or_the_devices(
     assert written == (folder / "weights.bin").stat().st_mtime_ns
 
 
+def test_nothing_is_exported_for_a_device_that_is_not_there(tmp_path: Path) -> None:
+    source, calls = write_source(tmp_path / "tiny"), []
+
+    def refuse() -> None:
+        calls.append(list(tmp_path.iterdir()))
+        raise ConfigError("no such device")
+
+    with pytest.raises(ConfigError, match="no such device"):
+        model_folder(source, None, "cuda", refuse)
+    assert calls == [[source]]
+    assert list(tmp_path.iterdir()) == [source]
+    folder = model_folder(source, None, "cuda", lambda: None)
+    assert folder == model_folder(source, None, "cuda", refuse), "it is there already"
+
+
 def test_a_model_folder_is_itself_whatever_the_device_unless_other_weights_are_asked_for(tmp_path: Path) -> None:
     folder = model_folder(write_source(tmp_path / "tiny"), "float32", "cpu")
     assert folder == model_folder(folder, None, "cuda")

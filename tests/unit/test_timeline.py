@@ -107,6 +107,13 @@ def test_arrivals_so_bursty_that_all_come_at_once_are_due_at_once() -> None:
     assert due_times_s(GammaArrivals(1.0, 1e-3), 1.0, 1, seed=2) == [0.0]
 
 
+def test_a_run_that_completed_nothing_has_no_latencies() -> None:
+    nothing = [timeline for timeline in TIMELINES if timeline.error]
+    text = text_report([load_report("", 1.0, len(nothing), nothing, LatencyLimits())], LatencyLimits())
+    lines = [line.split() for line in text.splitlines()]
+    assert [line[1:] for line in lines if line[0] == "TTFT"] == [["-"] * 7]
+
+
 def test_reports_of_a_sweep_say_the_same_in_three_forms() -> None:
     reports = [load_report("", rate, 7, TIMELINES, LatencyLimits()) for rate in (1.0, math.inf)]
     limits = LatencyLimits(ttft_ms=1e4)
@@ -116,9 +123,7 @@ def test_reports_of_a_sweep_say_the_same_in_three_forms() -> None:
     assert [run["rate"] for run in document["runs"]] == [1.0, None]
     assert document["runs"][0]["latency_ms"]["e2el"]["max"] == 2000
     text = text_report(reports, LatencyLimits())
-    assert (
-        "1 requests/s: 3 of 5 completed, 1 failed, 1 unfinished in 4.00 s, 1 RESOURCE_EXHAUSTED, 1 unfinished; " in text
-    )
+    assert "1 requests/s: 3 of 5 completed, 1 failed, 1 unfinished in 4.00 s, 1 RESOURCE_EXHAUSTED; " in text
     assert "; 2 of 7 planned were never sent\n" in text
     assert "good" not in text
     assert "  good: 3, 60.0%, 0.75/s; peak: " in text_report(reports, limits)
