@@ -4,10 +4,12 @@ import asyncio
 import heapq
 import io
 import os
+import signal
 import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -79,10 +81,35 @@ async def _run(args: Namespace) -> None:
     model = load_offline(args, executor, scheduling)
     async with model.running():
         # Opened now, not before: a model that does not load leaves the results of an earlier run as they are.
-        with args.requests.open(encoding="utf-8", errors="replace") as requests, open_results(args.output) as output:
+        with _raised_interrupts():  # of a pipe that nobody writes to
+            requests = args.requests.open(encoding="utf-8", errors="replace")
+        with requests, open_results(args.output) as output:
             batch = BatchRun(model.frontend, output, 2 * executor.max_num_seqs)
-            tally = await batch.answer(longest_first(request_lines(requests)))
+            tally = await batch.answer(longest_first(request_lines(_read(requests))))
     print(tally.summary(), file=sys.stderr)
+
+
+@contextmanager
+def _raised_interrupts() -> Iterator[None]:
+    """Let an interrupt end what waits in here at once: else it is the event loop's to tell, which stands still."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _read(requests: TextIO) -> Iterator[str]:
+    """The lines, each of which may be waited for. Raises CancelledError when an interrupt came before that."""
+    task = asyncio.current_task()
+    while True:
+        with _raised_interrupts():
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError
+            line = requests.readline()
+        if not line:
+            return
+        yield line
 
 
 def load_offline(args: Namespace, executor: config.ExecutorSettings, scheduling: SchedulingSettings) -> ServedModel:

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Final
 
 from service.clock import Clock
@@ -243,9 +243,12 @@ class Engine:
                 self._observer.on_death(fault)
         finally:
             if not self._is_left_behind:
-                loop.call_soon_threadsafe(self._end, error)
+                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: Exception | None) -> None:
+        if self._ended.done():  # it was told, and ended after all
+            return
         self._error = error
         self._state = EngineState.STOPPED if error is None else EngineState.DEAD
         self._heartbeat.rest()

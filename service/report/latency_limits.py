@@ -1,5 +1,6 @@
 """The limits that a request must keep to count as good, and a run to count as within its capacity."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,7 +46,9 @@ def parse_limits(text: str) -> LatencyLimits:
             value = float(number)
         except ValueError:
             value = -1.0
-        if name not in _NAMES or not value > 0:
+        if name not in _NAMES or not 0 < value < math.inf:
             raise ConfigError(f"limit {part!r}: must be one of {', '.join(_NAMES)}, a colon, and milliseconds")
+        if f"{name}_ms" in limits:
+            raise ConfigError(f"limit {part!r}: {name} has a limit before")
         limits[f"{name}_ms"] = value
     return LatencyLimits(**limits)

@@ -1,6 +1,7 @@
 """`chairlift run` on a tiny model folder."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -40,3 +41,16 @@ def test_results_may_go_where_stdout_goes(tiny_export: Callable[[str], Path], tm
         subprocess.run(["echo", "after"], stdout=stdout, check=True)
     first, result, last = output.read_text().splitlines()
     assert (first, json.loads(result)["id"], last) == ("before", 7, "after")
+
+
+def test_an_interrupt_ends_the_wait_for_a_pipe(tiny_export: Callable[[str], Path], tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    flags = ["--model", str(tiny_export("w8a8")), "--kv-memory", "16MiB", "--requests", "/dev/stdin"]
+    command = [sys.executable, "-m", "service.cli", "run", *flags, "--output", str(output)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while not output.exists():  # made just before the first request is waited for
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == "interrupted\n"

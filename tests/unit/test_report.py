@@ -97,7 +97,9 @@ def test_limit_of_a_runs_tail_is_inclusive_and_concerns_no_request() -> None:
     assert LatencyLimits(ttft_ms=1).are_met_by_run(1e9)
 
 
-@pytest.mark.parametrize("text", ["", "ttft", "ttft:0", "ttft:x", "itl:5", "itl_p99", "itl_p99:0", "ttft:1,,"])
+@pytest.mark.parametrize(
+    "text", ["", "ttft", "ttft:0", "ttft:x", "itl:5", "itl_p99", "itl_p99:0", "ttft:1,,", "ttft:inf", "ttft:1,ttft:2"]
+)
 def test_limits_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="limit"):
         parse_limits(text)
