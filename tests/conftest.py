@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import logging
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +23,18 @@ def restored_logging() -> Iterator[None]:
     yield
     if structlog.is_configured():
         structlog.reset_defaults()
+        forget_cached_loggers()
         logging.root.handlers[:] = handlers
         logging.root.setLevel(level)
+
+
+def forget_cached_loggers() -> None:
+    """Modules' loggers that were used keep their streams, whatever is configured after that."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("service", "graphs"):
+            for value in vars(module).values():
+                if isinstance(value, structlog._config.BoundLoggerLazyProxy):
+                    vars(value).pop("bind", None)
 
 
 @contextmanager

@@ -21,6 +21,9 @@ constexpr int kSuccess = 0;
 constexpr int kInvalidValue = 1;
 constexpr int kOutOfMemory = 2;
 constexpr int kLaunchFailed = 719;
+#ifndef STUB_MAX_BLOCKS
+#define STUB_MAX_BLOCKS 32  // of a kernel that a multiprocessor has room for
+#endif
 #ifndef STUB_MEMORY_BYTES
 #define STUB_MEMORY_BYTES (1 << 20)
 #endif
@@ -177,9 +180,8 @@ int cuFuncGetAttribute(int* value, int attribute, void*) {
 }
 int cuFuncSetAttribute(void*, int, int) { return kSuccess; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads, size_t shared_bytes) {
-  constexpr int kMaxBlocks = 32;
   const int fit = static_cast<int>(shared_bytes / static_cast<size_t>(threads));
-  return *blocks = fit < kMaxBlocks ? fit : kMaxBlocks, function ? kSuccess : kInvalidValue;
+  return *blocks = fit < STUB_MAX_BLOCKS ? fit : STUB_MAX_BLOCKS, function ? kSuccess : kInvalidValue;
 }
 int cuLaunchKernel(void*, unsigned grid_x, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                    void**) {
