@@ -5,13 +5,13 @@ from collections.abc import Collection, Iterator
 import numpy as np
 
 from service.core.batch_state import BatchState
-from service.core.block_hash import TOKEN_BYTES, tenant_root
+from service.core.block_hash import TOKEN_BYTES
 from service.core.block_pool import BlockPool
 from service.core.chain import ChainNames
 from service.core.deadlines import Deadlines
 from service.core.forks import Forks
 from service.core.ordering import OrderingPolicy
-from service.core.prefixes import Prefixes
+from service.core.prefixes import Prefixes, root_of
 from service.core.reservation import Admission
 from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
@@ -84,12 +84,11 @@ class LiveSequences:
 
     def enter(self, request: Request) -> None:
         """Queue a new sequence, or let it wait for the one that computes its prompt."""
-        root = request.cache_root or tenant_root("", request.tenant)
         sequence = Sequence(
             request,
             *self._policy.enter(request),
             request.prompt_token_ids,
-            ChainNames(request.block_digests, root, self._block_bytes),
+            ChainNames(request.block_digests, root_of(request), self._block_bytes),
         )
         has_leader = request.fork_of in self.by_id
         self.by_id[request.seq_id] = sequence

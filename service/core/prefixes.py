@@ -33,6 +33,11 @@ def no_hit(num_needed_blocks: int) -> PrefixHit:
     return PrefixHit(NO_BLOCKS, 0, 0, num_needed_blocks, 0)
 
 
+def root_of(request: Request) -> bytes:
+    """What the digests of its blocks start from."""
+    return request.cache_root or tenant_root("", request.tenant)
+
+
 class Prefixes:
     """Looks sequences up in the prefix cache and publishes their blocks. Used by the Scheduler and its parts.
 
@@ -74,8 +79,7 @@ class Prefixes:
         num_blocks = (len(request.prompt_token_ids) - 1) // self._block_size
         digests = request.block_digests
         if len(digests) < num_blocks * DIGEST_BYTES:
-            root = request.cache_root or tenant_root("", request.tenant)
-            digests = extend_digests(digests, root, request.prompt_token_ids, self._block_size)
+            digests = extend_digests(digests, root_of(request), request.prompt_token_ids, self._block_size)
         num_hit = len(self._pool.cache.match(digests, num_blocks).blocks)
         if self._pool.host is not None and num_hit < num_blocks:
             num_hit += len(self._pool.host.find(digests, num_hit, num_blocks))
