@@ -42,6 +42,10 @@ class ExecutorSettings(BaseModel):
 
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="where the model runs")
     kv_memory: str = Field(default="0.5", description="KV buffer: 512MiB, or a share of free memory, as 0.5")
+    kv_prefault: Literal["off", "on"] = Field(
+        default="off",
+        description="cpu: off: the KV buffer takes memory as it fills; on: all of it at the start, which takes longer",
+    )
     host_kv_memory: str = Field(
         default="0", description="cuda: pinned host memory that keeps KV blocks which the KV buffer has no room for"
     )
@@ -106,6 +110,7 @@ class ExecutorSettings(BaseModel):
             model_dir=model_dir,
             device=self.device,
             kv_memory=self.kv_memory,
+            kv_prefault=self.kv_prefault,
             host_kv_memory=self.host_kv_memory,
             kv_dtype=self.kv_dtype,
             block_size=self.block_size,

@@ -24,6 +24,7 @@ class Outcome:
         self.logprobs: dict[int, list[TokenLogprobs]] = {}
         self.num_preemptions = 0
         self.num_restored_blocks = 0
+        self.num_hit_tokens = 0  # of prompts, found in the prefix cache
 
 
 def run_requests(
@@ -54,6 +55,7 @@ def run_requests(
                 outcome.logprobs[seq_id].append(delta.logprobs[index])
     totals = scheduler.counters.totals
     outcome.num_preemptions, outcome.num_restored_blocks = totals.num_preemptions, totals.num_restored_blocks
+    outcome.num_hit_tokens = totals.num_hit_tokens
     return outcome
 
 

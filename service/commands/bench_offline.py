@@ -1,20 +1,30 @@
-"""`chairlift bench offline`: what the engine makes of a file of requests, in this process and without a server."""
+"""`chairlift bench offline`: what the engine makes of a file of requests, in this process and without a server.
+
+With --against it is two engines that take turns, and the ratio of what they make.
+"""
 
 import asyncio
+import hashlib
 import io
 import json
 import sys
+import time
 from argparse import ArgumentParser, Namespace
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import uvloop
 
 from service import config
+from service.api.frontend import Frontend
 from service.bench.number_flags import MAX_COUNT, whole_number
+from service.bench.turns import RatioOfTurns, ratio_of_turns
+from service.commands import bench_sides
+from service.commands.request_lines import RequestLine
 from service.commands.run import BatchRun, Tally, load_offline, longest_first, request_lines
 from service.commands.weights import add_weights_argument
-from service.engine.scheduling import SchedulingSettings
 from service.obs.logging import configure_logging
 
 
@@ -58,30 +68,56 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="N",
         help="requests at the engine at the same time; unset: twice max_num_seqs",
     )
+    parser.add_argument(
+        "--warm-ups",
+        type=whole_number(0, MAX_COUNT),
+        default=0,
+        metavar="N",
+        help="passes before those that are reported (default 0)",
+    )
+    parser.add_argument(
+        "--cold",
+        action="store_true",
+        help="no pass finds what earlier ones left in the prefix cache: each has tenants of its own, without weights",
+    )
     add_weights_argument(parser, None)
-    config.add_arguments(parser, config.ExecutorSettings, SchedulingSettings)
+    bench_sides.add_arguments(parser)
 
 
 def run(args: Namespace) -> int:
     """Answer the file as often as asked for, and report each time."""
     config.check_environment()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runs = runner.run(_measure(args))
-    if args.json:
-        sys.stdout.write(json.dumps({"runs": [asdict(run) for run in runs]}) + "\n")
-    else:
-        sys.stdout.write(text_report(runs))
+        runner.run(_run(args))
     return 0
 
 
-def text_report(runs: list[OfflineRun]) -> str:
-    """A line per pass."""
-    return "".join(
+def text_line(run: OfflineRun) -> str:
+    """A pass in a line."""
+    return (
         f"{run.requests} requests, {run.errors} bad, in {run.elapsed_s:.2f} s: {run.requests_per_s:.2f} requests/s, "
         f"{run.output_tokens_per_s:.1f} output tokens/s, {run.total_tokens_per_s:.1f} tokens/s in all, "
         f"{run.cached_prompt_tokens} of {run.prompt_tokens} prompt tokens cached\n"
-        for run in runs
     )
+
+
+def json_report(runs: list[list[OfflineRun]], against: list[str] | None) -> dict[str, object]:
+    """The passes, and with two engines those of the second, whose settings `against` names, and the ratio."""
+    report: dict[str, object] = {"runs": [asdict(run) for run in runs[0]]}
+    if against:
+        report["against"] = {"settings": against, "runs": [asdict(run) for run in runs[1]]}
+        ratio = output_ratio(*runs)
+        report["output_tokens_per_s_ratio"] = asdict(ratio) if ratio else None
+    return report
+
+
+def ratio_line(ratio: RatioOfTurns | None, against: list[str]) -> str:
+    """The ratio in a line."""
+    start = f"output tokens/s, ratio to {' '.join(against)}: "
+    if ratio is None:
+        return f"{start}none, for a pass had no output\n"
+    interval = "" if ratio.low is None else f" (95 % interval {ratio.low:.3f} to {ratio.high:.3f})"
+    return f"{start}{ratio.median:.3f} in the median of {ratio.pairs}{interval}\n"
 
 
 def offline_run(tally: Tally, elapsed_s: float) -> OfflineRun:
@@ -99,19 +135,59 @@ def offline_run(tally: Tally, elapsed_s: float) -> OfflineRun:
     )
 
 
-async def _measure(args: Namespace) -> list[OfflineRun]:
+def output_ratio(runs: list[OfflineRun], others: list[OfflineRun]) -> RatioOfTurns | None:
+    """How many times the output tokens/s of `others` the passes made. None when one had no output at all."""
+    rates, other_rates = ([run.output_tokens_per_s for run in side] for side in (runs, others))
+    return ratio_of_turns(rates, other_rates) if all(rates) and all(other_rates) else None
+
+
+async def _run(args: Namespace) -> None:
     configure_logging("warning")
-    executor, scheduling = config.load(config.ExecutorSettings, args), config.load(SchedulingSettings, args)
+    sides = bench_sides.sides(args)
     requests = args.requests.read_text(encoding="utf-8", errors="replace").split("\n")
-    model = load_offline(args, executor, scheduling)
-    max_in_flight = args.max_concurrency or 2 * executor.max_num_seqs
-    runs = []
-    async with model.running():
-        loop = asyncio.get_running_loop()
-        for _ in range(args.runs):
-            start_s = loop.time()
+    models = [load_offline(args, side.executor, side.scheduling) for side in sides]
+    engines = [
+        (model.frontend, args.max_concurrency or 2 * side.executor.max_num_seqs)
+        for model, side in zip(models, sides, strict=True)
+    ]
+    runs: list[list[OfflineRun]] = [[] for _ in engines]
+    async with AsyncExitStack() as stack:
+        for model in models:
+            await stack.enter_async_context(model.running())
+        async for index, measured in _passes(args, requests, engines):
+            runs[index].append(measured)
+            if not args.json:
+                sys.stdout.write(("", "against: ")[index] + text_line(measured))
+                sys.stdout.flush()
+    if args.json:
+        sys.stdout.write(json.dumps(json_report(runs, args.against)) + "\n")
+    elif args.against:
+        sys.stdout.write(ratio_line(output_ratio(*runs), args.against))
+
+
+async def _passes(
+    args: Namespace, requests: list[str], engines: list[tuple[Frontend, int]]
+) -> AsyncIterator[tuple[int, OfflineRun]]:
+    """Each pass that counts: the index of its engine, and its figures. Who goes first changes from pair to pair.
+
+    `engines`: the front side of each, and how many requests it is given at the same time.
+    """
+    for number in range(args.warm_ups + args.runs):
+        order = range(len(engines))
+        for index in reversed(order) if number % 2 else order:
+            frontend, max_in_flight = engines[index]
+            start_s = time.monotonic()
             lines = request_lines(requests)
-            batch = BatchRun(model.frontend, io.StringIO(), max_in_flight)
+            if args.cold:
+                lines = _of_new_tenants(lines, number)
+            batch = BatchRun(frontend, io.StringIO(), max_in_flight)
             tally = await batch.answer(longest_first(lines) if args.order == "longest-first" else lines)
-            runs.append(offline_run(tally, max(loop.time() - start_s, 1e-9)))
-    return runs
+            if number >= args.warm_ups:
+                yield index, offline_run(tally, max(time.monotonic() - start_s, 1e-9))
+
+
+def _of_new_tenants(lines: Iterator[RequestLine], number: int) -> Iterator[RequestLine]:
+    """`lines`, of tenants whom no pass of another number has."""
+    for line in lines:
+        name = hashlib.blake2b(f"{number} {line.tenant}".encode(), digest_size=16).hexdigest()
+        yield replace(line, tenant=name)

@@ -21,6 +21,7 @@ class ExecutorConfig:
     model_dir: Path  # a folder that `chairlift export` wrote
     device: Literal["cpu", "cuda"] = "cpu"
     kv_memory: str = "0.5"  # bytes ("512MiB"), or a share of the memory free after loading the weights ("0.5")
+    kv_prefault: Literal["off", "on"] = "off"  # cpu: whether the KV buffer's memory is taken before it is used
     host_kv_memory: str = "0"  # cuda: bytes, or a share of the host's free memory, for blocks that leave the KV buffer
     kv_dtype: str = "auto"  # auto; cpu: float32, float16, int8; cuda: float16, bfloat16, fp8
     block_size: int = 16  # token positions per block, a power of two

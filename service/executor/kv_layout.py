@@ -146,15 +146,19 @@ def fit_kv_layout(model: ModelInfo, dtype: KvDtype, block_size: int, kv_memory_b
     return layout(num_blocks)
 
 
-def allocate_kv(layout: KvLayout) -> list[KvArray]:
-    """One array of zeros per layer, huge-page aligned. Memory is taken as blocks are written to.
+def allocate_kv(layout: KvLayout, prefault: bool = False) -> list[KvArray]:
+    """One array of zeros per layer, huge-page aligned. Memory is taken as blocks are written to, with `prefault` now.
 
     Raises ConfigError when the system does not even promise that much.
     """
     try:
-        return [aligned_zeros(layout.layer_shape, layout.dtype, HUGE_PAGE_BYTES) for _ in range(layout.num_layers)]
+        arrays = [aligned_zeros(layout.layer_shape, layout.dtype, HUGE_PAGE_BYTES) for _ in range(layout.num_layers)]
     except MemoryError as error:
         raise ConfigError(f"kv_memory: the system refuses {layout.total_bytes:,} bytes") from error
+    if prefault:
+        for array in arrays:
+            array.fill(0)
+    return arrays
 
 
 def copy_blocks(arrays: list[KvArray], block_copies: Int32Array) -> None:

@@ -123,6 +123,20 @@ def test_tokens_do_not_depend_on_company_order_chunks_or_preemption(
     assert alone == crowded.tokens
 
 
+@pytest.mark.parametrize(("weights", "kv_dtype"), CASES)
+def test_a_conversation_goes_on_from_cached_blocks_as_if_computed_anew(
+    executor_of, run, weights: str, kv_dtype: str
+) -> None:
+    executor, first = executor_of(weights, kv_dtype), requests(GREEDY, (30,))[0]
+    said = run(executor, [first]).tokens[first.seq_id]
+    history = np.array([*first.prompt_token_ids, *said, 5, 6, 7], np.int32)
+    second = replace(first, seq_id=first.seq_id + 1, prompt_token_ids=history)
+    anew = run(executor, [second])
+    both = run(executor, [first, second], max_num_seqs=1)  # one after the other
+    assert (0, 48) == (anew.num_hit_tokens, both.num_hit_tokens)  # the last of 20 tokens is not computed: 49, in fours
+    assert {first.seq_id: said, **anew.tokens} == both.tokens
+
+
 # Mean KL divergence from the float32 model, in nats: what the formats themselves lose, with a margin of two.
 MAX_DIVERGENCE = {
     ("float16", "auto"): 1e-5,

@@ -117,10 +117,17 @@ def test_every_field_has_a_flag_with_help_and_appears_once() -> None:
 
 
 def test_executor_gets_its_own_part() -> None:
-    settings = config.load(config.ExecutorSettings, parsed("--max-num-seqs", "512", "--threads", "3", "--spin", "step"))
+    settings = config.load(
+        config.ExecutorSettings, parsed("--max-num-seqs", "512", "--threads", "3", "--kv-prefault", "on")
+    )
     executor = settings.executor_config(Path("m"))
     assert (executor.max_num_seqs, executor.max_num_batched_tokens) == (512, 512)
-    assert (executor.num_threads, executor.spin, executor.model_dir) == (3, "step", Path("m"))
+    assert (executor.num_threads, executor.spin, executor.kv_prefault, executor.model_dir) == (
+        3,
+        "step",
+        "on",
+        Path("m"),
+    )
 
 
 def test_executor_gets_what_concerns_gpus() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from service.executor import huge_pages
 from service.executor.huge_pages import collapse_anonymous_memory
+from tests.unit.process_memory import resident_bytes
 
 
 def test_filled_memory_keeps_its_content_and_sparse_memory_stays_sparse() -> None:
@@ -35,7 +36,3 @@ def test_mapped_file_may_have_any_name(tmp_path: Path) -> None:
 def test_a_system_without_it_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages.sys, "platform", "darwin")
     assert collapse_anonymous_memory() == 0
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

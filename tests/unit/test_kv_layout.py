@@ -16,6 +16,7 @@ from service.executor.kv_layout import (
     fit_kv_layout,
     parse_kv_memory,
 )
+from tests.unit.process_memory import resident_bytes
 
 MODEL = ModelInfo(
     name="m",
@@ -129,6 +130,16 @@ def test_allocated_arrays_are_zero_page_aligned_and_shaped_as_the_op_reads_them(
     assert layout.total_bytes == sum(array.nbytes for array in arrays)
     for array in arrays:
         assert (numpy_type, 0, True) == (array.dtype, array.ctypes.data % 4096, not array.any())
+
+
+@pytest.mark.parametrize(("prefault", "share"), [(False, 0), (True, 1)])
+def test_memory_is_taken_at_once_only_when_asked_for(prefault: bool, share: int) -> None:
+    layout = KvLayout(KvDtype.FLOAT16, num_layers=2, num_blocks=1024, num_kv_heads=4, block_size=16, head_dim=128)
+    before_bytes = resident_bytes()
+    arrays = allocate_kv(layout, prefault)
+    taken_bytes = resident_bytes() - before_bytes
+    assert taken_bytes == pytest.approx(share * layout.total_bytes, abs=layout.total_bytes // 8)
+    assert not any(array[::100].any() for array in arrays)
 
 
 def test_more_than_the_address_space_is_refused() -> None:

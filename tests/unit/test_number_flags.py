@@ -21,7 +21,13 @@ COMMANDS = {
     "bench serve": (*bench_serve.NUMBER_FLAGS, *ARRIVAL_FLAGS),
 }
 FLAGS = [(command, flag.name) for command, flags in COMMANDS.items() for flag in flags]
-FLAGS += [("simulate", "--rates"), ("bench serve", "--rates"), ("bench offline", "--runs"), ("health", "--wait")]
+FLAGS += [
+    ("simulate", "--rates"),
+    ("bench serve", "--rates"),
+    ("bench offline", "--runs"),
+    ("bench offline", "--warm-ups"),
+    ("health", "--wait"),
+]
 
 
 @pytest.mark.parametrize("value", ["nan", "-1", "", "x"])
