@@ -105,17 +105,13 @@ def parse_kv_memory(text: str, available_bytes: int, setting: str = "kv_memory")
     A number without a unit is a share below 1, all of it at "1" and "1.0", and whole bytes above. Raises ConfigError
     for anything else, and for more bytes than are available.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b?)\s*", text, re.IGNORECASE)
-    unit = match[2].lower() if match else ""
-    if match is None or unit in {"i", "ib"}:
-        raise ConfigError(f"{setting}: {text!r} is neither bytes (like 512MiB) nor a share of free memory (like 0.5)")
-    number = float(match[1])
-    if unit == "%" or (not unit and number <= 1):
+    number, unit = _number_and_unit(text, setting)
+    if _is_share(number, unit):
         share = number / 100 if unit == "%" else number
         if share > 1:
             raise ConfigError(f"{setting}: {text!r} is more than the whole of free memory")
         return int(share * available_bytes)
-    if not unit and "." in match[1]:
+    if not unit and "." in text:
         raise ConfigError(f"{setting}: {text!r}: a share must be at most 1, and bytes need a unit, as 1.5GiB")
     unit = unit.removesuffix("b")
     factor = _BINARY_UNITS[unit[0]] if unit.endswith("i") else _UNITS[unit]
@@ -123,6 +119,27 @@ def parse_kv_memory(text: str, available_bytes: int, setting: str = "kv_memory")
     if num_bytes > available_bytes:
         raise ConfigError(f"{setting}: {text!r} is more than the {available_bytes:,} bytes of free memory")
     return num_bytes
+
+
+def is_share_of_memory(text: str, setting: str = "kv_memory") -> bool:
+    """Whether `text`, as `parse_kv_memory` reads it, is other bytes whenever other memory is free; none at all are not.
+
+    Raises ConfigError for what is neither bytes nor a share.
+    """
+    number, unit = _number_and_unit(text, setting)
+    return number > 0 and _is_share(number, unit)
+
+
+def _number_and_unit(text: str, setting: str) -> tuple[float, str]:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%|[kmgt]?i?b?)\s*", text, re.IGNORECASE)
+    unit = match[2].lower() if match else ""
+    if match is None or unit in {"i", "ib"}:
+        raise ConfigError(f"{setting}: {text!r} is neither bytes (like 512MiB) nor a share of free memory (like 0.5)")
+    return float(match[1]), unit
+
+
+def _is_share(number: float, unit: str) -> bool:
+    return unit == "%" or (not unit and number <= 1)
 
 
 def fit_kv_layout(model: ModelInfo, dtype: KvDtype, block_size: int, kv_memory_bytes: int) -> KvLayout:
@@ -146,7 +163,7 @@ def fit_kv_layout(model: ModelInfo, dtype: KvDtype, block_size: int, kv_memory_b
     return layout(num_blocks)
 
 
-def allocate_kv(layout: KvLayout, prefault: bool = False) -> list[KvArray]:
+def allocate_kv(layout: KvLayout, *, prefault: bool = False) -> list[KvArray]:
     """One array of zeros per layer, huge-page aligned. Memory is taken as blocks are written to, with `prefault` now.
 
     Raises ConfigError when the system does not even promise that much.

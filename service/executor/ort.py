@@ -73,7 +73,7 @@ class OrtExecutor:
         kv_memory_bytes = parse_kv_memory(config.kv_memory, available_memory_bytes())
         self.layout = fit_kv_layout(model, dtype, config.block_size, kv_memory_bytes)
         self.limits = executor_limits(config, model, self.layout)
-        self.bind_kv_cache(allocate_kv(self.layout, config.kv_prefault == "on"))
+        self.bind_kv_cache(allocate_kv(self.layout, prefault=config.kv_prefault == "on"))
         num_floats = library.attention_workspace_floats(model, self.limits)
         self._session.bind_input("workspace", aligned_zeros((num_floats,), np.float32))
 

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from service.executor.api import Executor, ExecutorLimits
 from service.executor.factory import ExecutorConfig, create_executor
 from service.executor.ort import WARM_UP_TOKENS
 from service.executor.simulated import SimulatedExecutor
+from tests.unit.process_memory import resident_bytes
 
 WEIGHT_FORMATS = ["float32", "float16", "bfloat16", "int8", "int4", "w8a8"]
 CONFIG = ExecutorConfig(
@@ -226,6 +228,18 @@ def test_warm_up_leaves_the_kv_buffer_as_it_was(tiny_export) -> None:
     executor.warm_up()
     assert not any(array.any() for array in executor.kv_cache)
     executor.close()
+
+
+@pytest.mark.parametrize(("kv_prefault", "share"), [("off", 0), ("on", 1)])
+def test_the_kv_buffers_memory_is_taken_at_the_start_only_when_asked_for(
+    tiny_export, kv_prefault: Literal["off", "on"], share: int
+) -> None:
+    config = replace(CONFIG, model_dir=tiny_export("w8a8"), kv_memory="256MiB", kv_prefault=kv_prefault)
+    before_bytes = resident_bytes()
+    executor = create_executor(config)
+    taken_bytes = resident_bytes() - before_bytes
+    executor.close()
+    assert taken_bytes == pytest.approx(share * (256 << 20), abs=64 << 20)
 
 
 def test_warm_up_takes_steps_of_bounded_size_whatever_the_budget(tiny_export, monkeypatch: pytest.MonkeyPatch) -> None:

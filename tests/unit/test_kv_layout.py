@@ -14,6 +14,7 @@ from service.executor.kv_layout import (
     allocate_kv,
     copy_blocks,
     fit_kv_layout,
+    is_share_of_memory,
     parse_kv_memory,
 )
 from tests.unit.process_memory import resident_bytes
@@ -60,6 +61,30 @@ def test_kv_memory_is_bytes_or_a_share_of_free_memory(text: str, expected: int) 
 def test_other_kv_memory_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError, match=f"kv_memory: {re.escape(repr(text))}"):
         parse_kv_memory(text, FREE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.5", True),
+        ("1", True),
+        ("1%", True),
+        ("100 %", True),
+        ("0", False),
+        ("0%", False),
+        ("2", False),
+        ("0.5GiB", False),
+        ("1B", False),
+    ],
+)
+def test_a_share_depends_on_what_is_free(text: str, expected: bool) -> None:
+    assert expected == is_share_of_memory(text)
+    assert expected == (parse_kv_memory(text, FREE_BYTES) != parse_kv_memory(text, 2 * FREE_BYTES))
+
+
+def test_what_is_neither_bytes_nor_a_share_is_refused_by_its_setting() -> None:
+    with pytest.raises(ConfigError, match="host_kv_memory: 'lots' is neither bytes"):
+        is_share_of_memory("lots", "host_kv_memory")
 
 
 @pytest.mark.parametrize("text", ["1.5", "1.01", "1048576.0"])
@@ -136,7 +161,7 @@ def test_allocated_arrays_are_zero_page_aligned_and_shaped_as_the_op_reads_them(
 def test_memory_is_taken_at_once_only_when_asked_for(prefault: bool, share: int) -> None:
     layout = KvLayout(KvDtype.FLOAT16, num_layers=2, num_blocks=1024, num_kv_heads=4, block_size=16, head_dim=128)
     before_bytes = resident_bytes()
-    arrays = allocate_kv(layout, prefault)
+    arrays = allocate_kv(layout, prefault=prefault)
     taken_bytes = resident_bytes() - before_bytes
     assert taken_bytes == pytest.approx(share * layout.total_bytes, abs=layout.total_bytes // 8)
     assert not any(array[::100].any() for array in arrays)
