@@ -66,8 +66,9 @@ def check_deadline(
         raise DeadlineExceededError("the deadline passed before the request reached the queue")
     if idle_ns >= _REST_NS:
         return
+    num_prompt_tokens, min_tokens = len(request.prompt_token_ids), request.sampling.min_tokens
     for num_tokens in counts:
-        least_ns = step_time.least_answer_ns(num_tokens, request.sampling.min_tokens, config.max_num_batched_tokens)
+        least_ns = step_time.least_answer_ns(num_tokens, num_prompt_tokens, min_tokens, config.max_num_batched_tokens)
         if left_ns > least_ns:
             return
     raise DeadlineExceededError(

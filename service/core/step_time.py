@@ -123,14 +123,20 @@ class StepTimeModel:
         num_pairs = num_tokens * (num_computed_tokens + (num_tokens + 1) / 2)
         return self._price_list[1] * num_tokens + self._price_list[4] * num_pairs
 
-    def least_answer_ns(self, num_prompt_tokens: int, min_tokens: int, max_step_tokens: int) -> float:
-        """The least time that a prompt and `min_tokens` of output take, alone on the machine; 0 when not yet known."""
+    def least_answer_ns(
+        self, num_prefill_tokens: int, num_prompt_tokens: int, min_tokens: int, max_step_tokens: int
+    ) -> float:
+        """The least time in which so many tokens of prompts, the own one's last, are computed, and the output comes.
+
+        That is `min_tokens` behind the own prompt, alone on the machine. Its `num_prompt_tokens` are attended to
+        wherever their K and V come from, and no other's are. 0 when not yet known.
+        """
         self._catch_up()
         knows_decode, knows_prefill = (num_steps >= _MIN_STEPS for num_steps in self._num_steps)
         prefill_ns = decode_ns = 0.0
         if knows_prefill:
-            num_steps = -(-num_prompt_tokens // max_step_tokens)
-            prefill_ns = num_steps * self._price_list[0] + num_prompt_tokens * self._price_list[1]
+            num_steps = -(-num_prefill_tokens // max_step_tokens)
+            prefill_ns = num_steps * self._price_list[0] + num_prefill_tokens * self._price_list[1]
         if knows_decode:
             load = StepLoad(0, 1, num_prompt_tokens)
             decode_ns = max(0, min_tokens - 1) * self._predict_ns(load)

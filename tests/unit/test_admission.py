@@ -3,9 +3,17 @@
 import numpy as np
 import pytest
 
-from service.core.types import FinishReason
-from service.errors import ConfigError, InvalidRequestError, OverloadedError, UnserviceableError
-from tests.unit.scheduler_steps import add, commit, make, reasons, step
+from service.core.admission import check_deadline
+from service.core.step_time import StepLoad, StepTimeModel
+from service.core.types import FinishReason, Request, SamplingParams
+from service.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    OverloadedError,
+    UnserviceableError,
+)
+from tests.unit.scheduler_steps import ROOMY, add, commit, make, reasons, step
 
 
 @pytest.mark.parametrize("num_tokens", [0, 8, 9])
@@ -64,6 +72,21 @@ def test_retry_estimate_is_the_excess_over_the_measured_rate():
     with pytest.raises(OverloadedError) as caught:
         add(scheduler, 3, num_tokens=15)
     assert caught.value.retry_after_s == 3.0
+
+
+@pytest.mark.parametrize(("left_ms", "is_taken"), [(123, False), (125, True)])
+def test_prompts_that_wait_before_are_no_context_of_the_output(left_ms: int, is_taken: bool):
+    """99 decode steps of 1 ms, and 1 us for each of 250 tokens of the own prompt: 123.75 ms."""
+    model = StepTimeModel()
+    for num_tokens in range(100, 500):
+        model.observe(StepLoad(0, 1, num_tokens), 1_000_000 + 1000 * num_tokens)
+    sampling, deadline_ns = SamplingParams(200, min_tokens=100), left_ms * 1_000_000
+    request = Request(1, np.arange(250, dtype=np.int32), sampling, deadline_ns=deadline_ns)
+    if is_taken:
+        check_deadline(request, [10_000], model, ROOMY, idle_ns=0)
+    else:
+        with pytest.raises(DeadlineExceededError):
+            check_deadline(request, [10_000], model, ROOMY, idle_ns=0)
 
 
 @pytest.mark.parametrize(

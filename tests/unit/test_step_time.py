@@ -122,11 +122,19 @@ def test_a_chunk_fills_the_time_that_is_left():
 
 def test_the_least_answer_is_the_prompt_in_the_fewest_steps_and_the_tokens_that_must_come():
     model = taught(300)
-    assert model.least_answer_ns(1000, 1, max_step_tokens=512) == pytest.approx(2 * 4e6 + 1000 * 30e3, rel=1e-3)
+    assert model.least_answer_ns(1000, 1000, 1, max_step_tokens=512) == pytest.approx(2 * 4e6 + 1000 * 30e3, rel=1e-3)
     decode_ns = 4e6 + 150e3 + 90 * 1000
     both_ns = 2 * 4e6 + 1000 * 30e3 + 9 * decode_ns
-    assert model.least_answer_ns(1000, 10, max_step_tokens=512) == pytest.approx(both_ns, rel=1e-3)
-    assert StepTimeModel().least_answer_ns(1000, 10, 512) == 0.0
+    assert model.least_answer_ns(1000, 1000, 10, max_step_tokens=512) == pytest.approx(both_ns, rel=1e-3)
+    assert StepTimeModel().least_answer_ns(1000, 1000, 10, 512) == 0.0
+
+
+@pytest.mark.parametrize("num_prefill_tokens", [30_000, 1])
+def test_the_least_answer_attends_to_its_own_prompt_whatever_is_computed_before(num_prefill_tokens: int):
+    """Other prompts that are computed before, or an own one that is all but cached; in one step."""
+    prefill_ns, decode_ns = 4e6 + num_prefill_tokens * 30e3, 4e6 + 150e3 + 90 * 200
+    least_ns = taught(300).least_answer_ns(num_prefill_tokens, 200, 251, max_step_tokens=30_000)
+    assert least_ns == pytest.approx(prefill_ns + 250 * decode_ns, rel=1e-3)
 
 
 def test_load_counts_tokens_rows_contexts_and_pairs():
