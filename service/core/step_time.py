@@ -17,6 +17,10 @@ _STEPS_PER_FIT = 32
 _NUM_FIRST_STEPS = 32  # of a kind, each of which is learned from by itself
 _FADING = 0.9  # from one step with a prompt to the next
 _RIDGE = 1e-6
+# With a smaller sum of squares, a term counts as never seen. Where it is not 0 it is at least 1: so it was last seen
+# 6,900 steps of its kind ago (0.99 ** 6,900 = 1e-30), and what is left, times any load and any nanoseconds, would move
+# no price. This is far above 1e-308, below which numbers lose their digits, and solutions overflow.
+_FORGOTTEN = 1e-30
 _TOLERANCE = 3.0
 _SPREAD_GAIN = 0.05
 _MIN_SPREAD = 0.01
@@ -190,16 +194,18 @@ class StepTimeModel:
         self._unfitted.clear()
 
     def _fit(self) -> None:
-        """Solve for the prices. Where the steps say nothing, they stay what they were."""
+        """Solve for the prices. Where the steps say nothing, or have no finite solution, they stay what they were."""
         information, moments = self._information.sum(axis=0), self._moments.sum(axis=0)
-        ridge = _RIDGE * np.diag(information)
-        ridge[ridge == 0.0] = 1.0  # a term that was never seen
+        seen = np.diag(information)
+        ridge = np.where(seen > _FORGOTTEN, _RIDGE * seen, 1.0)
         normal = information + np.diag(ridge)
         target = moments + ridge * self._fitted
         free = np.arange(_NUM_TERMS)
         fitted = np.zeros(_NUM_TERMS)
         while len(free):
             found = np.linalg.solve(normal[np.ix_(free, free)], target[free])
+            if not np.isfinite(found).all():
+                return
             if found.min() >= 0.0:
                 fitted[free] = found
                 break

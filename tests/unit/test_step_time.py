@@ -102,6 +102,35 @@ def test_what_a_prompt_costs_is_remembered_over_ten_thousand_steps_without_one()
     assert model.predict_ns(load) == pytest.approx(float(load.terms() @ PRICES), rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("prices", "noise", "tolerance"), [(PRICES, 0.0, 1e-3), (np.array([0.0, 1e6, 1e6, 0.0, 0.0]), 0.01, 0.03)]
+)
+def test_prices_outlast_what_is_left_of_the_steps_that_told_them(prices: np.ndarray, noise: float, tolerance: float):
+    """Of steps with decode rows 0.99 ** 71,000 is left, a number without all its digits, and then nothing."""
+    model, rng = StepTimeModel(), np.random.default_rng(0)
+    mixed = [with_chunk(StepLoad(0, rows, 250 + 50 * rows), 64, 0) for rows in (1, 2, 3)]
+    chunks = [with_chunk(StepLoad(), num_tokens, 0) for num_tokens in range(64, 104)]
+    for load in chunks + mixed:
+        model.observe(load, round(float(load.terms() @ prices)))
+    for number in range(75_000):
+        load = with_chunk(StepLoad(), int(rng.integers(16, 512)), 0)
+        model.observe(load, round(float(load.terms() @ prices) * (1 + noise * rng.standard_normal())))
+        if number > 70_000 and number % 32 == 0:
+            assert np.isfinite(model.prices).all()
+            for probe in (chunks[0], mixed[0], mixed[2]):
+                assert model.predict_ns(probe) == pytest.approx(float(probe.terms() @ prices), rel=tolerance)
+
+
+def test_a_fit_that_is_not_finite_is_not_taken():
+    model = StepTimeModel()
+    for rows in range(1, 60):
+        model.observe(StepLoad(0, rows, 10 * rows), 10_000_000 + 100_000 * rows)
+    prices = model.prices.tolist()
+    model.observe(StepLoad(100_000), 10**305)  # their product is no number
+    with np.errstate(all="ignore"):
+        assert model.prices.tolist() == prices
+
+
 def test_no_price_is_negative_when_times_fall_with_the_load():
     model = StepTimeModel()
     for rows in range(1, 60):
