@@ -119,6 +119,8 @@ class Scheduler:
             cancelled.update(dict.fromkeys(running))
         elif running:
             self._live.end_running(running)
+        if not self._flights and not self.has_work:
+            self._timer.rest()
         return live
 
     @property

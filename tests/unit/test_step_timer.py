@@ -60,6 +60,16 @@ def test_what_lands_before_a_rest_took_no_time_that_is_known():
     assert mean_ns(timer) == 0
 
 
+def test_idle_time_after_a_cancel_is_no_steps():
+    scheduler = make()
+    add(scheduler, 1, 3)
+    step(scheduler)
+    scheduler.cancel(1)
+    add(scheduler, 2, 3)
+    scheduler.plan(1_000_000_000)
+    assert scheduler._timer.model.predict_ns(StepLoad(3, 0, 0, 6.0)) == 0
+
+
 def test_a_step_ahead_begins_where_the_one_before_was_found_landed():
     """Asked for at 20, 29 and 41, behind a prompt's step of 20 ns: decode steps of 9 and 12 ns."""
     scheduler = make()
