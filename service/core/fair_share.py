@@ -66,8 +66,8 @@ class FairShare:
         slot = self._slot_of(request.tenant)
         self._num_live[slot] += 1
         self._idle.pop(request.tenant, None)
-        # A tenant that waits is never behind the virtual time, so that this lifts only those that come back.
-        self._served[slot] = max(self._served[slot], self._virtual_time)
+        if slot not in self._waiting:  # it comes back
+            self._served[slot] = max(self._served[slot], self._virtual_time)
         self._num_ranked += 1
         return self._num_ranked - 1, slot
 

@@ -109,6 +109,25 @@ def test_an_idle_tenant_that_comes_back_is_lifted_to_the_least_that_waits():
     assert admissions(scheduler, 4) == [10, 21, 11, 22]  # not 21, 22, 23, 24
 
 
+def test_a_tenant_that_waits_is_not_lifted_by_what_it_asks_for_more():
+    """Its fork came to the queue without a lift: it was never away."""
+    ordering = OrderingConfig("fair", tenant_weights=(("b", 0.02),))
+    scheduler = make(max_num_seqs=2, max_num_batched_tokens=8, ordering=ordering)
+    ask(scheduler, 1, "a", num_tokens=28)
+    ask(scheduler, 2, "a", num_tokens=28, fork_of=1)
+    for seq_id in (3, 4, 5):
+        ask(scheduler, seq_id, "b")
+    while 2 not in {queued.seq_id for queued in scheduler.snapshot().queue}:  # it waits for its leader's prompt
+        step(scheduler)
+    waiting, virtual_time = counter(scheduler, "a"), counter(scheduler, "virtual time")
+    assert waiting == 30.0 < virtual_time == 600.0  # what two of b's had cost when the third was admitted
+    ask(scheduler, 6, "a")
+    assert counter(scheduler, "a") == waiting
+    before = scheduler.snapshot()
+    scheduler.abort(scheduler.plan(0))
+    assert scheduler.snapshot() == before
+
+
 def test_when_nobody_waits_a_tenant_is_lifted_to_the_last_one_admitted():
     scheduler = make(max_num_seqs=1, ordering=OrderingConfig("fair"))
     ask(scheduler, 1, "idle")
