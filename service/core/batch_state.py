@@ -42,7 +42,7 @@ class BatchState:
         self._first_places: Int64Array = np.arange(max_num_seqs) * max_model_len  # of each row in flat token_ids
         self.block_table: Int32Array = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)  # then the null block
         # The other columns lie side by side, [num_columns, max_num_seqs], so that a row moves in a few copies.
-        self._int32_columns: Int32Array = np.zeros((13, max_num_seqs), np.int32)
+        self._int32_columns: Int32Array = np.zeros((14, max_num_seqs), np.int32)
         self.num_prompt_tokens: Int32Array = self._int32_columns[0]
         self.num_tokens: Int32Array = self._int32_columns[1]  # known tokens: prompt and output so far
         self.num_computed_tokens: Int32Array = self._int32_columns[2]  # tokens whose K and V are in blocks
@@ -60,6 +60,7 @@ class BatchState:
         self.seed: Int64Array = self._int64_columns[1]  # the 64 bits of SamplingParams.seed
         self.rank: Int64Array = self._int64_columns[2]  # Sequence.rank
         self.admitted_step: Int64Array = self._int64_columns[3]  # whose plan gave the sequence its row
+        self.num_admitted_tokens: Int32Array = self._int32_columns[13]  # that it had to compute then
         self.temperature: Float32Array = self._int32_columns[10].view(np.float32)
         self.top_p: Float32Array = self._int32_columns[11].view(np.float32)
         self.min_p: Float32Array = self._int32_columns[12].view(np.float32)

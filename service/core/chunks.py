@@ -12,9 +12,9 @@ _Prompt = tuple[int, int, int, int, bool]
 class Chunks:
     """The chunks of one step. Prompts `join`, then `share` gives out tokens and blocks in the order of their turns.
 
-    A prompt's turn is the step that admitted it and the steps that the rest of it would take alone: so a short prompt
-    passes a long one in progress (shortest remaining first, Schrage 1968), but only those that were admitted at most
-    so many steps later do, and nobody waits for ever. Equal turns are taken in the order of joining.
+    A prompt's turn is the step in which it would be computed had it been alone since it was admitted. So a short prompt
+    passes a long one in progress, as shortest remaining first would let it (Schrage 1968), but only those do that come
+    before the long one's turn, and nobody waits for ever. Equal turns are taken in the order of joining.
     """
 
     def __init__(self, block_size: int, num_tokens: int, num_blocks_left: int) -> None:
@@ -32,7 +32,7 @@ class Chunks:
         self._num_blocks_left -= num_blocks
 
     def turn(self, step_id: int, num_wanted: int) -> int:
-        """The turn of a prompt that was admitted in `step_id` and has `num_wanted` tokens left."""
+        """The turn of a prompt that was admitted in `step_id` and had `num_wanted` tokens to compute then."""
         return step_id - (-num_wanted // max(self._num_tokens_left, 1))
 
     def has_tokens_at(self, turn: int) -> bool:

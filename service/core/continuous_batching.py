@@ -20,8 +20,9 @@ class ContinuousBatching:
     """The queue's head is admitted while rows, tokens and blocks allow, with the longest prefix that is cached.
 
     All its other blocks must be there, beside those that admitted prompts have yet to take and beside the watermark.
-    With nothing running the watermark does not count. A head whose blocks or tokens are not there may be passed by a
-    few that come behind it, a bounded number of times. A preempted one comes back when there are blocks to grow.
+    With nothing running the watermark does not count. A preempted one comes back when there are blocks to grow, too. A
+    head whose blocks are not there may be passed by a few that come behind it, a bounded number of times; one that
+    would get no token, because prompts in progress have the earlier turns, by those that do.
     """
 
     def __init__(
@@ -75,13 +76,14 @@ class ContinuousBatching:
                 chunks.lower(self._budget.chunk_tokens(roster._replace(prompt_rows=prompt_rows), copying_ns), turn)
             # What is copied takes slots of the first new block.
             num_slots = (len(hit.blocks) + len(hit.host_blocks)) * block_size - hit.num_tokens
-            batch.admitted_step[row] = step_id
-            chunks.join(row, turn, sequence.num_tokens - hit.num_tokens, num_slots, is_new=True)
+            num_wanted = sequence.num_tokens - hit.num_tokens
+            batch.admitted_step[row], batch.num_admitted_tokens[row] = step_id, num_wanted
+            chunks.join(row, turn, num_wanted, num_slots, is_new=True)
 
     def _next_admission(
         self, step_id: int, chunks: Chunks, max_blocks: int
     ) -> tuple[Sequence, PrefixHit, int, list[Sequence]] | None:
-        """The first sequence that blocks and tokens suffice for, its prefix and turn, and those it passes.
+        """The first sequence that blocks and tokens suffice for, its prefix and turn, and those passed over for blocks.
 
         None when a sequence that may not be passed comes before, or none within the window fits.
         """
@@ -89,19 +91,20 @@ class ContinuousBatching:
         passed: list[Sequence] = []
         others: Iterator[Sequence] | None = None
         sequence = self._queue.head()  # mostly fits, and is quicker to find alone
+        num_settling_blocks = 0
         while sequence is not None:
-            num_free_blocks = max_blocks
+            # Who passes a preempted one leaves blocks to grow as well: else it would soon be among the preempted.
             if sequence.status is SequenceStatus.PREEMPTED and self._batch.num_rows:
-                num_free_blocks -= settling_blocks(self._batch, self._config.block_size)
-            hit = self._prefixes.find(sequence, num_free_blocks)
-            if hit is not None:
+                num_settling_blocks = settling_blocks(self._batch, self._config.block_size)
+            hit = self._prefixes.find(sequence, max_blocks - num_settling_blocks)
+            if hit is None:
+                if sequence.num_skips >= ordering.max_skips:
+                    return None
+                passed.append(sequence)
+            else:
                 turn = chunks.turn(step_id, sequence.num_tokens - hit.num_tokens)
                 if chunks.has_tokens_at(turn):
                     return sequence, hit, turn, passed
-            # A preempted one is in the middle of its answer: whoever passes it takes the blocks it waits for.
-            if sequence.num_skips >= ordering.max_skips or sequence.status is SequenceStatus.PREEMPTED:
-                return None
-            passed.append(sequence)
             others = others or iter(self._queue.first(1 + ordering.skip_window)[1:])
             sequence = next(others, None)
         return None

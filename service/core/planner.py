@@ -118,9 +118,9 @@ class Planner:
         rows = rows[self._policy.standing(batch, rows)]
         left = batch.num_tokens[rows] - roster.num_computed_tokens[rows]
         slots = batch.num_blocks[rows] * block_size - roster.num_computed_tokens[rows]
-        columns = (rows, batch.admitted_step[rows], left, slots)
-        for row, step_id, num_left, num_slots in zip(*(column.tolist() for column in columns), strict=True):
-            chunks.join(row, chunks.turn(step_id, num_left), num_left, num_slots, is_new=False)
+        columns = (rows, batch.admitted_step[rows], batch.num_admitted_tokens[rows], left, slots)
+        for row, step_id, num_tokens, num_left, num_slots in zip(*(column.tolist() for column in columns), strict=True):
+            chunks.join(row, chunks.turn(step_id, num_tokens), num_left, num_slots, is_new=False)
         return int(((left - slots + block_size - 1) // block_size).sum())
 
     def _mixed_plan(self, step_id: int, roster: Roster, chunks: Chunks, copies: tuple[Int32Array, ...]) -> StepPlan:

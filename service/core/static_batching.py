@@ -55,7 +55,7 @@ class StaticBatching:
             if batch.num_rows and num_blocks_left < 0:
                 return
             row = reservation.admit(sequence, no_hit(-(-num_tokens // config.block_size)), [])
-            batch.admitted_step[row] = step_id
+            batch.admitted_step[row], batch.num_admitted_tokens[row] = step_id, num_tokens
             chunks.join(row, step_id, num_tokens, 0, is_new=False)
 
     def may_go_on(

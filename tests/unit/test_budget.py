@@ -6,6 +6,7 @@ import pytest
 from service.core.chunks import Chunks
 from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
+from service.core.scheduler_config import OrderingConfig
 from service.core.step_time import load_of
 from service.core.types import Request, SamplingParams
 from tests.unit.scheduler_steps import add, commit, make, scheduled, step
@@ -136,22 +137,52 @@ def test_a_short_prompt_passes_a_long_one_in_progress():
 def test_a_long_prompt_in_progress_is_passed_for_as_many_steps_as_it_needs_alone():
     scheduler = make(max_num_batched_tokens=10, max_model_len=200)
     add(scheduler, 1, num_tokens=100)
-    step(scheduler)  # 9 steps of 10 tokens are left: its turn is step 9
+    step(scheduler)  # step 0, of the 10 that it takes alone: its turn is step 10
     first = []
     for seq_id in range(2, 12):  # each wants all of a step, so that its turn is the step after
         add(scheduler, seq_id, num_tokens=10, max_tokens=1)
         first.append(step(scheduler)[0][0])
-    assert first == [2, 3, 4, 5, 6, 7, 8, 1, 1, 1]
+    assert first == [2, 3, 4, 5, 6, 7, 8, 9, 1, 1]
 
 
-def test_a_head_that_gets_no_token_is_passed_by_a_short_prompt():
+def test_short_prompts_pass_a_long_one_to_its_end_whatever_its_progress():
     scheduler = make(max_num_batched_tokens=10, max_model_len=200)
-    add(scheduler, 1, num_tokens=100)
+    add(scheduler, 1, num_tokens=100, max_tokens=1)
+    step(scheduler)
+    seen = []
+    for seq_id in range(2, 13):  # one comes in each of the steps 1 to 11
+        add(scheduler, seq_id, num_tokens=2, max_tokens=1)
+        seen.append([each_id for each_id, _, _ in step(scheduler)])
+    # Its turn is step 10, as that of a prompt which comes in step 9. By then it has 26 tokens left.
+    assert seen == [*([seq_id, 1] for seq_id in range(2, 10)), [1], [1], [1, 10, 11]]
+
+
+def test_a_head_that_gets_no_token_is_passed_by_any_number_of_short_prompts():
+    """None of them takes what it waits for: the end of the prompt in progress."""
+    ordering = OrderingConfig(max_skips=1)
+    scheduler = make(max_num_batched_tokens=10, max_num_seqs=6, max_model_len=200, ordering=ordering)
+    add(scheduler, 1, num_tokens=100, max_tokens=1)
     step(scheduler)
     add(scheduler, 2, num_tokens=150)
-    add(scheduler, 3, num_tokens=3)
-    assert step(scheduler) == [(3, 3, True), (1, 7, False)]
-    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(2, 1)]
+    for seq_id in (3, 4, 5):
+        add(scheduler, seq_id, num_tokens=3, max_tokens=1)
+    assert step(scheduler) == [(3, 3, True), (4, 3, True), (5, 3, True), (1, 1, False)]
+    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(2, 0)]
+    assert [step(scheduler) for _ in range(8)] == [[(1, 10, False)]] * 8
+    assert step(scheduler) == [(1, 9, True), (2, 1, False)]
+
+
+def test_a_head_that_got_no_token_goes_first_once_nothing_in_progress_has_an_earlier_turn():
+    scheduler = make(max_num_batched_tokens=10, max_model_len=200)
+    add(scheduler, 1, num_tokens=40, max_tokens=1)
+    step(scheduler)  # its turn is step 4
+    add(scheduler, 2, num_tokens=60, max_tokens=1)
+    firsts = []
+    for seq_id in range(3, 15):  # one comes in each of the steps 1 to 12, and has the step after for its turn
+        add(scheduler, seq_id, num_tokens=10, max_tokens=1)
+        firsts.append(step(scheduler)[0][0])
+    # Admitted in step 6, when nothing else is in progress, 2 has step 12 for its turn.
+    assert firsts == [3, 4, 1, 1, 1, 2, 5, 6, 7, 8, 2, 2]
 
 
 def test_abort_forgets_who_passed_a_prompt_in_progress():

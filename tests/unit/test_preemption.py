@@ -7,6 +7,8 @@ from service.core.batch_state import NEVER_RESUMED, BatchState
 from service.core.block_pool import BlockPool
 from service.core.ordering import FirstComeFirstServed
 from service.core.preemption import SETTLING_TOKENS, choose_victim, settling_blocks
+from service.core.scheduler import Scheduler
+from service.core.scheduler_config import OrderingConfig
 from service.core.types import Request, SamplingParams
 from tests.unit.scheduler_steps import add, make, step
 
@@ -86,6 +88,35 @@ def test_a_preempted_sequence_comes_back_with_room_to_grow(num_freed: int, comes
     assert scheduler.counters.num_preempted == 1
     scheduler.cancel(2)
     assert step(scheduler) == [(1, 1, True)] + [(3, 21, True)] * comes_back
+
+
+def preempted_head() -> Scheduler:
+    """Of two rows that run, and a preempted sequence of 25 blocks that 23 are free for."""
+    limits = {"max_num_seqs": 8, "max_model_len": 128, "max_num_batched_tokens": 256, "prefix_cache": False}
+    scheduler = make(num_blocks=1 + 1 + 10 + 25, watermark_fraction=0.0, ordering=OrderingConfig(max_skips=2), **limits)
+    for seq_id, num_tokens in ((1, 4), (2, 40), (3, 100)):
+        add(scheduler, seq_id, num_tokens=num_tokens)
+    step(scheduler)
+    assert step(scheduler) == [(1, 1, True), (2, 1, True)]
+    assert (scheduler.counters.num_preempted, scheduler.counters.num_free_blocks) == (1, 23)
+    return scheduler
+
+
+def test_a_preempted_head_that_does_not_fit_is_passed_a_bounded_number_of_times():
+    scheduler = preempted_head()
+    for seq_id in (4, 5, 6):
+        add(scheduler, seq_id, num_tokens=4, max_tokens=1)
+    assert step(scheduler) == [(1, 1, True), (2, 1, True), (4, 4, True), (5, 4, True)]
+    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(3, 2), (6, 0)]
+    assert step(scheduler) == [(1, 1, True), (2, 1, True)]  # 6 would fit
+
+
+@pytest.mark.parametrize(("num_tokens", "passes"), [(44, True), (45, False)])
+def test_who_passes_a_preempted_one_leaves_blocks_to_settle(num_tokens: int, passes: bool):
+    """Of 23 free blocks 12 are for three sequences to settle."""
+    scheduler = preempted_head()
+    add(scheduler, 4, num_tokens=num_tokens)
+    assert step(scheduler) == [(1, 1, True), (2, 1, True)] + [(4, 44, True)] * passes
 
 
 def test_sequences_that_outgrow_the_buffer_together_are_seldom_preempted():

@@ -47,9 +47,9 @@ def test_a_row_that_finishes_its_prompt_moves_before_the_rows_that_have_not():
     step(scheduler)  # 2 of 9
     scheduler.cancel(1)
     add(scheduler, 2, num_tokens=5)
+    assert step(scheduler) == [(2, 2, False)]
+    assert step(scheduler) == [(2, 2, False)]
     add(scheduler, 3, num_tokens=1)
-    assert step(scheduler) == [(2, 2, False)]
-    assert step(scheduler) == [(2, 2, False)]
     assert step(scheduler) == [(2, 1, True), (3, 1, True)]
     assert scheduler.batch.num_decode_rows == 2
 
