@@ -6,34 +6,36 @@ What slows a shared machine for a while slows both of a pair; what is left of it
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-MAX_OUTSIDE_PERCENT = 5
+CONFIDENCE_PERCENT: Final = 95
 
 
 @dataclass(frozen=True, slots=True)
 class RatioOfTurns:
     """First over second, of pairs."""
 
-    pairs: int
+    num_pairs: int
     median: float
-    low: float | None  # of the median's confidence interval; None below 6 pairs, which do not have one
+    low: float | None  # of the median's confidence interval; None when there are too few pairs for one
     high: float | None
 
 
 def ratio_of_turns(first: Sequence[float], second: Sequence[float]) -> RatioOfTurns:
     """The ratio of `first` to `second`, which are positive and of one length, at least 1.
 
-    The interval is free of assumptions on how ratios scatter: as many of the smallest and of the largest ratios are
-    left out as keep the chance that the median lies outside, a binomial one, at 5 % or less (W. J. Conover, Practical
-    Nonparametric Statistics, chapter 3.2).
+    The interval takes pairs to be independent of each other and to have one median, and nothing else of how they
+    scatter: its bounds have the largest rank from either end with which the median lies between them in
+    CONFIDENCE_PERCENT of cases, by a binomial distribution (W. J. Conover, Practical Nonparametric Statistics, chapter
+    3.2). It says nothing of pairs of other processes: where a process has its memory, say, all of its pairs share.
     """
     ratios = sorted(a / b for a, b in zip(first, second, strict=True))
-    pairs = len(ratios)
-    left_out = 0
-    ways = beyond = 1  # of 2**pairs: that exactly, or at most, `left_out` of the ratios lie below the median
-    while 2 * beyond * 100 <= MAX_OUTSIDE_PERCENT << pairs:
-        ways = ways * (pairs - left_out) // (left_out + 1)
-        left_out += 1
+    num_pairs = len(ratios)
+    rank = 0
+    ways = beyond = 1  # of 2**num_pairs: that exactly, or at most, `rank` of the ratios lie below the median
+    while 2 * beyond * 100 <= (100 - CONFIDENCE_PERCENT) << num_pairs:
+        ways = ways * (num_pairs - rank) // (rank + 1)
+        rank += 1
         beyond += ways
-    low, high = (ratios[left_out - 1], ratios[-left_out]) if left_out else (None, None)
-    return RatioOfTurns(pairs, statistics.median(ratios), low, high)
+    low, high = (ratios[rank - 1], ratios[-rank]) if rank else (None, None)
+    return RatioOfTurns(num_pairs, statistics.median(ratios), low, high)

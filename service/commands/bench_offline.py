@@ -10,9 +10,9 @@ import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import uvloop
@@ -20,27 +20,22 @@ import uvloop
 from service import config
 from service.api.frontend import Frontend
 from service.bench.number_flags import MAX_COUNT, whole_number
-from service.bench.turns import RatioOfTurns, ratio_of_turns
+from service.bench.offline_report import OfflineRun, json_comparison, json_report, ratio_line, text_line
 from service.commands import bench_sides
 from service.commands.request_lines import RequestLine
 from service.commands.run import BatchRun, Tally, load_offline, longest_first, request_lines
 from service.commands.weights import add_weights_argument
+from service.executor.machine import available_memory_bytes
 from service.obs.logging import configure_logging
 
 
 @dataclass(frozen=True, slots=True)
-class OfflineRun:
-    """One pass over the file. Loading and warming up are not part of it."""
+class MeasuredEngine:
+    """An engine that runs."""
 
-    requests: int
-    errors: int  # requests that were refused or failed
-    prompt_tokens: int
-    cached_prompt_tokens: int  # that the prefix cache held, also those of an earlier pass
-    output_tokens: int
-    elapsed_s: float
-    requests_per_s: float
-    output_tokens_per_s: float
-    total_tokens_per_s: float
+    label: str  # what its passes' lines begin with
+    frontend: Frontend
+    max_in_flight: int  # requests that it is given at the same time
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -78,7 +73,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--cold",
         action="store_true",
-        help="no pass finds what earlier ones left in the prefix cache: each has tenants of its own, without weights",
+        help="no pass finds what earlier ones left in the prefix cache: each has tenants of its own; not with "
+        "tenant_weights or shared_prefix_scope",
     )
     add_weights_argument(parser, None)
     bench_sides.add_arguments(parser)
@@ -90,34 +86,6 @@ def run(args: Namespace) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(args))
     return 0
-
-
-def text_line(run: OfflineRun) -> str:
-    """A pass in a line."""
-    return (
-        f"{run.requests} requests, {run.errors} bad, in {run.elapsed_s:.2f} s: {run.requests_per_s:.2f} requests/s, "
-        f"{run.output_tokens_per_s:.1f} output tokens/s, {run.total_tokens_per_s:.1f} tokens/s in all, "
-        f"{run.cached_prompt_tokens} of {run.prompt_tokens} prompt tokens cached\n"
-    )
-
-
-def json_report(runs: list[list[OfflineRun]], against: list[str] | None) -> dict[str, object]:
-    """The passes, and with two engines those of the second, whose settings `against` names, and the ratio."""
-    report: dict[str, object] = {"runs": [asdict(run) for run in runs[0]]}
-    if against:
-        report["against"] = {"settings": against, "runs": [asdict(run) for run in runs[1]]}
-        ratio = output_ratio(*runs)
-        report["output_tokens_per_s_ratio"] = asdict(ratio) if ratio else None
-    return report
-
-
-def ratio_line(ratio: RatioOfTurns | None, against: list[str]) -> str:
-    """The ratio in a line."""
-    start = f"output tokens/s, ratio to {' '.join(against)}: "
-    if ratio is None:
-        return f"{start}none, for a pass had no output\n"
-    interval = "" if ratio.low is None else f" (95 % interval {ratio.low:.3f} to {ratio.high:.3f})"
-    return f"{start}{ratio.median:.3f} in the median of {ratio.pairs}{interval}\n"
 
 
 def offline_run(tally: Tally, elapsed_s: float) -> OfflineRun:
@@ -135,59 +103,56 @@ def offline_run(tally: Tally, elapsed_s: float) -> OfflineRun:
     )
 
 
-def output_ratio(runs: list[OfflineRun], others: list[OfflineRun]) -> RatioOfTurns | None:
-    """How many times the output tokens/s of `others` the passes made. None when one had no output at all."""
-    rates, other_rates = ([run.output_tokens_per_s for run in side] for side in (runs, others))
-    return ratio_of_turns(rates, other_rates) if all(rates) and all(other_rates) else None
-
-
 async def _run(args: Namespace) -> None:
     configure_logging("warning")
-    sides = bench_sides.sides(args)
+    sides = bench_sides.sides(args, available_memory_bytes())
     requests = args.requests.read_text(encoding="utf-8", errors="replace").split("\n")
-    models = [load_offline(args, side.executor, side.scheduling) for side in sides]
-    engines = [
-        (model.frontend, args.max_concurrency or 2 * side.executor.max_num_seqs)
-        for model, side in zip(models, sides, strict=True)
-    ]
-    runs: list[list[OfflineRun]] = [[] for _ in engines]
+    runs: list[list[OfflineRun]] = [[] for _ in sides]
     async with AsyncExitStack() as stack:
-        for model in models:
-            await stack.enter_async_context(model.running())
-        async for index, measured in _passes(args, requests, engines):
-            runs[index].append(measured)
-            if not args.json:
-                sys.stdout.write(("", "against: ")[index] + text_line(measured))
-                sys.stdout.flush()
-    if args.json:
-        sys.stdout.write(json.dumps(json_report(runs, args.against)) + "\n")
-    elif args.against:
-        sys.stdout.write(ratio_line(output_ratio(*runs), args.against))
+        engines = [await _started(args, side, stack) for side in sides]
+        turn = list(zip(engines, runs, strict=True))
+        for number in range(args.warm_ups + args.runs):
+            for engine, measured in reversed(turn) if number % 2 else turn:  # nobody always goes first
+                run = await _one_pass(engine, _lines(args, requests, number))
+                if number < args.warm_ups:
+                    continue
+                measured.append(run)
+                if not args.json:
+                    sys.stdout.write(engine.label + text_line(run))
+                    sys.stdout.flush()
+    if args.against is None:
+        report, line = json_report(runs[0]), ""
+    else:
+        compared = (runs[0], runs[1], sides[1].against)
+        report, line = json_comparison(*compared), ratio_line(*compared)
+    sys.stdout.write(json.dumps(report) + "\n" if args.json else line)
 
 
-async def _passes(
-    args: Namespace, requests: list[str], engines: list[tuple[Frontend, int]]
-) -> AsyncIterator[tuple[int, OfflineRun]]:
-    """Each pass that counts: the index of its engine, and its figures. Who goes first changes from pair to pair.
-
-    `engines`: the front side of each, and how many requests it is given at the same time.
-    """
-    for number in range(args.warm_ups + args.runs):
-        order = range(len(engines))
-        for index in reversed(order) if number % 2 else order:
-            frontend, max_in_flight = engines[index]
-            start_s = time.monotonic()
-            lines = request_lines(requests)
-            if args.cold:
-                lines = _of_new_tenants(lines, number)
-            batch = BatchRun(frontend, io.StringIO(), max_in_flight)
-            tally = await batch.answer(longest_first(lines) if args.order == "longest-first" else lines)
-            if number >= args.warm_ups:
-                yield index, offline_run(tally, max(time.monotonic() - start_s, 1e-9))
+async def _started(args: Namespace, side: bench_sides.Side, stack: AsyncExitStack) -> MeasuredEngine:
+    """Load and start an engine, which `stack` closes."""
+    with bench_sides.naming_errors(side.against):
+        model = load_offline(args, side.executor, side.scheduling)
+        await stack.enter_async_context(model.running())
+    label = "against: " if side.against else ""
+    return MeasuredEngine(label, model.frontend, args.max_concurrency or 2 * side.executor.max_num_seqs)
 
 
-def _of_new_tenants(lines: Iterator[RequestLine], number: int) -> Iterator[RequestLine]:
-    """`lines`, of tenants whom no pass of another number has."""
-    for line in lines:
-        name = hashlib.blake2b(f"{number} {line.tenant}".encode(), digest_size=16).hexdigest()
-        yield replace(line, tenant=name)
+async def _one_pass(engine: MeasuredEngine, lines: Iterable[RequestLine]) -> OfflineRun:
+    start_s = time.monotonic()
+    tally = await BatchRun(engine.frontend, io.StringIO(), engine.max_in_flight).answer(lines)
+    return offline_run(tally, max(time.monotonic() - start_s, 1e-9))
+
+
+def _lines(args: Namespace, requests: list[str], number: int) -> Iterator[RequestLine]:
+    """What the pass of this number is to answer, in the order of starting."""
+    lines = request_lines(requests)
+    if args.cold:
+        lines = (_of_new_tenant(line, number) for line in lines)
+    return longest_first(lines) if args.order == "longest-first" else lines
+
+
+def _of_new_tenant(line: RequestLine, number: int) -> RequestLine:
+    """`line`, of a tenant whom no pass of another number has."""
+    # Hashed, for a tenant's name has at most 64 characters, and the line's may have all of them.
+    name = hashlib.blake2b(f"{number} {line.tenant}".encode(), digest_size=16).hexdigest()
+    return replace(line, tenant=name)
