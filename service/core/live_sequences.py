@@ -17,7 +17,7 @@ from service.core.scheduler_config import SchedulerConfig
 from service.core.sequence import Sequence, SequenceStatus
 from service.core.snapshot import SchedulerCounters
 from service.core.totals import Totals
-from service.core.types import Int32Array, Int64Array, Request
+from service.core.types import FinishReason, Int8Array, Int32Array, Int64Array, Request
 from service.core.waiting_queue import WaitingQueue
 
 
@@ -147,10 +147,13 @@ class LiveSequences:
         sequence.preempt(batch.token_ids[row, : batch.num_tokens[row]].copy(), num_computed_tokens)
         self.queue.push(sequence)
 
-    def release_forks_of(self, seq_ids: Int64Array) -> None:
-        """Queue the forks of those that have got a token: `seq_ids`, int64[num_sampled]."""
+    def release_forks_of(self, seq_ids: Int64Array, reasons: Int8Array) -> None:
+        """Queue the forks of those that have got a token: of `seq_ids`, int64[num_sampled], that have not failed.
+
+        The others end without one.
+        """
         if self.forks:
-            for leader in self.forks.leaders_among(seq_ids):
+            for leader in self.forks.leaders_among(seq_ids[reasons != FinishReason.ERROR]):
                 for sequence in self.forks.pop(leader):
                     self.queue.push(sequence)
 

@@ -187,7 +187,7 @@ class Scheduler:
         batch.num_computed_tokens[computed] += plan.num_scheduled
         rows, reasons = self._append(plan, computed, result)
         seq_ids = batch.seq_ids[rows].copy()
-        self._live.release_forks_of(seq_ids)
+        self._live.release_forks_of(seq_ids, reasons)
         cached = self._live.count_admissions(flight.reservation.admissions)
         delta = flight.delta(seq_ids, reasons, result, self._cancelled_in_flight, cached)
         if not self._flights:

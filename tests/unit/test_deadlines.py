@@ -5,9 +5,9 @@ import pytest
 
 from service.core.scheduler import Scheduler
 from service.core.scheduler_config import OrderingConfig
-from service.core.types import FinishReason, Request, SamplingParams
+from service.core.types import FinishReason, Request, SamplingParams, StepResult
 from service.errors import DeadlineExceededError
-from tests.unit.scheduler_steps import commit, make, step
+from tests.unit.scheduler_steps import commit, make, scheduled, step
 
 MS = 1_000_000
 
@@ -152,6 +152,22 @@ def test_samples_whose_first_one_ends_without_a_token_have_waited_since_they_cam
     scheduler.cancel(1)
     assert scheduler.expire(104) == []
     assert scheduler.expire(105) == [(2, FinishReason.QUEUE_WAIT)]
+
+
+def test_samples_whose_first_one_fails_have_waited_since_they_came():
+    scheduler = make(max_num_seqs=2, max_queue_wait_ns=100)
+    ask(scheduler, 1)
+    step(scheduler)
+    ask(scheduler, 2, arrival_ns=5)
+    ask(scheduler, 4, arrival_ns=5)  # takes the row that the failure leaves, as it came before the sample
+    ask(scheduler, 3, arrival_ns=5, fork_of=2)
+    plan = scheduler.plan(0)
+    assert scheduled(scheduler, plan) == [(1, 1, True), (2, 4, True)]
+    assert plan is not None
+    scheduler.commit(plan, StepResult(np.full(2, 50, np.int32), failed=np.array([1])))
+    assert step(scheduler) == [(1, 1, True), (4, 4, True)]
+    assert scheduler.expire(104) == []
+    assert scheduler.expire(105) == [(3, FinishReason.QUEUE_WAIT)]
 
 
 def test_deadlines_of_ended_sequences_are_forgotten():
