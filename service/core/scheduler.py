@@ -133,6 +133,10 @@ class Scheduler:
         """When `expire` may have something to end; None: never."""
         return self._deadlines.next_ns
 
+    def pause(self, now_ns: int) -> None:
+        """No plan is asked for for a while, and none is in flight: the last step ends now, not when the next begins."""
+        self._timer.go_on(now_ns)
+
     def plan(self, now_ns: int) -> StepPlan | None:
         """Choose the next step and reserve its rows and blocks. None when there is nothing to run, or not yet.
 

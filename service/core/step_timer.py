@@ -7,8 +7,9 @@ from service.core.step_time import StepLoad, StepTimeModel
 class StepTimer:
     """Teaches the step-time model and the token rate. Owned by the Scheduler.
 
-    A step lasts from the call that planned it to the first call for a plan after its commit. One that was planned ahead
-    is taken to begin where the step before it ends: so the times of steps that overlap add up to the time that passed.
+    A step lasts from the call that planned it to the first call for a plan after its commit, or to a pause. One that
+    was planned ahead is taken to begin where the step before it ends: so the times of steps that overlap add up to the
+    time that passed.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,7 @@ class StepTimer:
         self._started_ns = now_ns
 
     def go_on(self, now_ns: int) -> None:
-        """A plan is asked for while a step is in flight: if one has landed since the last call, that step ends now."""
+        """A plan is asked for while a step is in flight, or none for a while: a step that has landed ends now."""
         if not self._landed:
             return
         if len(self._landed) == 1:  # of several, none can be told from the others

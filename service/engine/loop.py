@@ -88,6 +88,7 @@ class EngineLoop:
             return self.inbox.wait()
         begin_ns = max(self.retries.not_before_ns, self.scheduler.not_before_ns)
         if begin_ns:
+            self.scheduler.pause(self.clock.now_ns())
             self._rest()
             wake_ns = min(begin_ns, self.scheduler.next_deadline_ns or begin_ns)
             return self.inbox.wait(max(0, wake_ns - self.clock.now_ns()) / 1e9)

@@ -1,8 +1,10 @@
 """The engine's loop while nothing is in flight."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from service.core.plan import StepPlan
 from service.core.scheduler import Scheduler
@@ -12,7 +14,7 @@ from service.engine.inbox import Commands, Inbox
 from service.engine.loop import EngineLoop
 from service.engine.observer import StepTimes
 from service.engine.router import OutputRouter
-from service.engine.scheduling import scheduler_config
+from service.engine.scheduling import SchedulingSettings, scheduler_config
 from service.engine.settings import EngineSettings
 from service.errors import ExecutorError
 from tests.doubles import LIMITS, PROMPT, GatedExecutor, ManualClock, NullObserver, run_async
@@ -93,5 +95,25 @@ def test_tokens_come_before_the_deadline_that_ends_their_sequence() -> None:
         inbox.submit(Request(1, np.array(PROMPT), SamplingParams(50), deadline_ns=deadline_ns))
         loop.run()
         assert router.told == ["tokens of step 0", "tokens of step 1", "1: DEADLINE"]
+
+    run_async(main())
+
+
+def test_the_time_in_which_a_batch_is_gathered_is_no_part_of_the_step_before() -> None:
+    """Two of three requests fill a batch and end with its one step; the third would wait for a second for others."""
+
+    async def main() -> None:
+        clock, settings, limits = ManualClock(), EngineSettings(), replace(LIMITS, max_num_seqs=2)
+        gathering = SchedulingSettings(batching="dynamic", batch_window_ms=1000.0)
+        scheduler, inbox = Scheduler(scheduler_config(limits, settings, gathering)), SleepingInbox(clock)
+        router = OutputRouter(asyncio.get_running_loop(), clock, inbox.cancel)
+        executor, observer = GatedExecutor(limits), SlowSteps(clock)
+        loop = EngineLoop(scheduler, executor, inbox, router, settings, clock, Heartbeat(), observer)
+        for seq_id in (1, 2, 3):
+            inbox.submit(Request(seq_id, np.array(PROMPT), SamplingParams(1), arrival_ns=clock.time_ns))
+        loop.run()
+        assert inbox.sleeps_s == [0.94]
+        assert executor.num_steps == 2
+        assert scheduler._timer.rate.tokens_per_s == pytest.approx(2 * len(PROMPT) / 0.06)
 
     run_async(main())
