@@ -21,8 +21,9 @@ class ContinuousBatching:
 
     All its other blocks must be there, beside those that admitted prompts have yet to take and beside the watermark.
     With nothing running the watermark does not count. A preempted one comes back when there are blocks to grow, too. A
-    head whose blocks are not there may be passed by a few that come behind it, a bounded number of times; one that
-    would get no token, because prompts in progress have the earlier turns, by those that do.
+    head whose blocks are not there may be passed by a few that come behind it: by any number while it waits for those
+    before it, a bounded number of times once it has its blocks but for those behind it. One that would get no token,
+    because prompts in progress have the earlier turns, is passed by those that do.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ContinuousBatching:
     def _next_admission(
         self, step_id: int, chunks: Chunks, max_blocks: int
     ) -> tuple[Sequence, PrefixHit, int, list[Sequence]] | None:
-        """The first sequence that blocks and tokens suffice for, its prefix and turn, and those passed over for blocks.
+        """The first sequence that blocks and tokens suffice for, its prefix and turn, and those that count it.
 
         None when a sequence that may not be passed comes before, or none within the window fits.
         """
@@ -96,15 +97,26 @@ class ContinuousBatching:
             # Who passes a preempted one leaves blocks to grow as well: else it would soon be among the preempted.
             if sequence.status is SequenceStatus.PREEMPTED and self._batch.num_rows:
                 num_settling_blocks = settling_blocks(self._batch, self._config.block_size)
-            hit = self._prefixes.find(sequence, max_blocks - num_settling_blocks)
-            if hit is None:
-                if sequence.num_skips >= ordering.max_skips:
-                    return None
-                passed.append(sequence)
-            else:
+            num_free_blocks = max_blocks - num_settling_blocks
+            hit = self._prefixes.find(sequence, num_free_blocks)
+            if hit is not None:
                 turn = chunks.turn(step_id, sequence.num_tokens - hit.num_tokens)
                 if chunks.has_tokens_at(turn):
                     return sequence, hit, turn, passed
+            elif self._is_delayed_by_passing(sequence, num_free_blocks):
+                if sequence.num_skips >= ordering.max_skips:
+                    return None
+                passed.append(sequence)
             others = others or iter(self._queue.first(1 + ordering.skip_window)[1:])
             sequence = next(others, None)
         return None
+
+    def _is_delayed_by_passing(self, sequence: Sequence, num_free_blocks: int) -> bool:
+        """Whether it would have its blocks but for those that run and come after it in the order of the policy.
+
+        If not, it waits for some that come before it: passing makes it wait no longer.
+        """
+        batch, num_rows = self._batch, self._batch.num_rows
+        num_tokens = batch.num_tokens[:num_rows][batch.rank[:num_rows] > sequence.rank]
+        num_blocks_behind = int((-(-num_tokens // self._config.block_size)).sum())  # some of them perhaps yet to take
+        return self._prefixes.find(sequence, num_free_blocks + num_blocks_behind) is not None

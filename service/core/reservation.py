@@ -30,7 +30,7 @@ class _Preemption(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """The sequence left the queue for a new row, past the sequences `passed`, with the prefix `hit` from the cache.
+    """The sequence left the queue for a new row, with the prefix `hit` from the cache, past `passed`, which it delays.
 
     `status` and `num_skips` are what it had in the queue.
     """

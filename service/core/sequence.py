@@ -30,7 +30,7 @@ class Sequence:
     names: ChainNames  # of its full blocks; digests are added when needed
     status: SequenceStatus = SequenceStatus.WAITING
     num_preemptions: int = 0
-    num_skips: int = 0  # admissions that passed it since it came to the queue
+    num_skips: int = 0  # admissions that passed it, and delay it by that, since it came to the queue
     num_computed_tokens: int = 0  # when it was last preempted
     match: Match = NO_MATCH  # of its known tokens, when it was last looked up
 

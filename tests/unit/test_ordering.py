@@ -175,19 +175,36 @@ def test_abort_takes_back_what_a_plan_has_charged():
     assert (counter(scheduler, "a"), counter(scheduler, "b")) == (8.0, 8.0)
 
 
-def test_a_head_that_does_not_fit_is_passed_a_bounded_number_of_times():
+def test_a_head_that_waits_for_those_before_it_is_passed_by_any_number():
     scheduler = make(num_blocks=9, ordering=OrderingConfig(skip_window=2, max_skips=2))  # 8 blocks of 4
     add(scheduler, 1, num_tokens=17)  # takes 5
     step(scheduler)
-    add(scheduler, 2, num_tokens=16)  # needs 4
-    for seq_id in (3, 4, 5):
+    add(scheduler, 2, num_tokens=16)  # needs 4: those that pass it leave less than 4 when they end
+    for seq_id in (3, 4, 5, 6):
         add(scheduler, seq_id, num_tokens=4, max_tokens=1)
-    assert step(scheduler) == [(1, 1, True), (3, 4, True), (4, 4, True)]
-    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(2, 2), (5, 0)]
-    assert step(scheduler) == [(1, 1, True)]  # 5 would fit
+    assert step(scheduler) == [(1, 1, True), (3, 4, True), (4, 4, True), (5, 4, True)]
+    assert step(scheduler) == [(1, 1, True), (6, 4, True)]
+    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(2, 0)]
     scheduler.cancel(1)
+    assert [seq_id for seq_id, _, _ in step(scheduler)] == [2]
+
+
+def test_a_head_that_waits_for_those_behind_it_is_passed_a_bounded_number_of_times():
+    scheduler = make(num_blocks=9, ordering=OrderingConfig(skip_window=2, max_skips=2))
+    add(scheduler, 1, num_tokens=11)  # takes 3
+    step(scheduler)
+    add(scheduler, 2, num_tokens=24)  # needs 6 of 5
+    add(scheduler, 3, num_tokens=10)  # takes 3
+    assert step(scheduler) == [(1, 1, True), (3, 10, True)]
+    scheduler.cancel(1)  # now it needs 6 of 5, and 3 has 3 more
+    for seq_id in (4, 5, 6):
+        add(scheduler, seq_id, num_tokens=4, max_tokens=1)
+    assert step(scheduler) == [(3, 1, True), (4, 4, True), (5, 4, True)]
+    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(2, 2), (6, 0)]
+    assert step(scheduler) == [(3, 1, True)]  # 6 would fit
+    scheduler.cancel(3)
     assert [seq_id for seq_id, _, _ in step(scheduler)] == [2]  # all 16 tokens of the step
-    assert [seq_id for seq_id, _, _ in step(scheduler)] == [2, 5]
+    assert [seq_id for seq_id, _, _ in step(scheduler)] == [2, 6]
 
 
 def test_only_the_window_behind_a_head_is_looked_at():
@@ -203,14 +220,17 @@ def test_only_the_window_behind_a_head_is_looked_at():
 
 def test_abort_takes_back_the_skips():
     scheduler = make(num_blocks=9)
-    add(scheduler, 1, num_tokens=17)
+    add(scheduler, 1, num_tokens=11)
     step(scheduler)
-    add(scheduler, 2, num_tokens=16)
-    add(scheduler, 3, num_tokens=4)
+    add(scheduler, 2, num_tokens=24)
+    add(scheduler, 3, num_tokens=10)
+    step(scheduler)
+    scheduler.cancel(1)
+    add(scheduler, 4, num_tokens=4)
     before = scheduler.snapshot()
     for _ in range(3):
         plan = scheduler.plan(0)
-        assert [seq_id for seq_id, _, _ in scheduled(scheduler, plan)] == [1, 3]
+        assert [seq_id for seq_id, _, _ in scheduled(scheduler, plan)] == [3, 4]
         scheduler.abort(plan)
         assert scheduler.snapshot() == before
     commit(scheduler, scheduler.plan(0))

@@ -8,7 +8,6 @@ from service.core.block_pool import BlockPool
 from service.core.ordering import FirstComeFirstServed
 from service.core.preemption import SETTLING_TOKENS, choose_victim, settling_blocks
 from service.core.scheduler import Scheduler
-from service.core.scheduler_config import OrderingConfig
 from service.core.types import Request, SamplingParams
 from tests.unit.scheduler_steps import add, make, step
 
@@ -93,7 +92,7 @@ def test_a_preempted_sequence_comes_back_with_room_to_grow(num_freed: int, comes
 def preempted_head() -> Scheduler:
     """Of two rows that run, and a preempted sequence of 25 blocks that 23 are free for."""
     limits = {"max_num_seqs": 8, "max_model_len": 128, "max_num_batched_tokens": 256, "prefix_cache": False}
-    scheduler = make(num_blocks=1 + 1 + 10 + 25, watermark_fraction=0.0, ordering=OrderingConfig(max_skips=2), **limits)
+    scheduler = make(num_blocks=1 + 1 + 10 + 25, watermark_fraction=0.0, **limits)
     for seq_id, num_tokens in ((1, 4), (2, 40), (3, 100)):
         add(scheduler, seq_id, num_tokens=num_tokens)
     step(scheduler)
@@ -102,13 +101,12 @@ def preempted_head() -> Scheduler:
     return scheduler
 
 
-def test_a_preempted_head_that_does_not_fit_is_passed_a_bounded_number_of_times():
+def test_a_preempted_head_that_waits_for_those_before_it_is_passed():
     scheduler = preempted_head()
     for seq_id in (4, 5, 6):
         add(scheduler, seq_id, num_tokens=4, max_tokens=1)
-    assert step(scheduler) == [(1, 1, True), (2, 1, True), (4, 4, True), (5, 4, True)]
-    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(3, 2), (6, 0)]
-    assert step(scheduler) == [(1, 1, True), (2, 1, True)]  # 6 would fit
+    assert step(scheduler) == [(1, 1, True), (2, 1, True), (4, 4, True), (5, 4, True), (6, 4, True)]
+    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(3, 0)]
 
 
 @pytest.mark.parametrize(("num_tokens", "passes"), [(44, True), (45, False)])
