@@ -151,6 +151,13 @@ class BlockPool:
         self.cache.forget(spoilt)
         self._push_blank(spoilt)
 
+    def distrust(self, blocks: Int32Array) -> None:
+        """Drop cached `blocks`, all that was computed behind them and the host's copies; nobody holds any of them."""
+        spoilt = self.cache.behind(blocks).astype(np.int32)
+        if self.host is not None:
+            self.host.lose(self.host.holding(self.cache.all(spoilt)))
+        self.spoil(spoilt)
+
     def publish(self, chains: Chains) -> bool:
         """Cache chains of blocks that rows hold, with the parents of them.
 

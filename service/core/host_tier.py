@@ -152,8 +152,12 @@ class HostTier:
             host_blocks[new[copied]] = targets
         self._queue.push(host_blocks[host_blocks >= 0])
 
+    def holding(self, digests: list[bytes]) -> Int32Array:
+        """The host blocks of those digests that are here."""
+        return np.array([self._blocks[digest] for digest in digests if digest in self._blocks], np.int32)
+
     def lose(self, host_blocks: Int32Array) -> None:
-        """After a roll back: forget what these may hold no more."""
+        """Forget what these hold, or may hold no more: after a roll back, or with no plan open."""
         lost = host_blocks[self._queue.contains(host_blocks)]
         self._queue.remove(lost)
         digests = self._digests[lost].tolist()

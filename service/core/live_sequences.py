@@ -132,6 +132,9 @@ class LiveSequences:
             keep &= ~is_cancelled
             ending_rows = np.flatnonzero(~keep).astype(np.int32)
         self._end_rows(ending_rows)
+        failed_rows = finished_rows[batch.has_failed[finished_rows]]
+        if len(failed_rows):
+            preempted = preempted + self._begin_anew(failed_rows, np.flatnonzero(keep).astype(np.int32))
         for row, num_computed_tokens in preempted:
             if keep[row]:
                 self._requeue(row, num_computed_tokens)
@@ -139,6 +142,14 @@ class LiveSequences:
         if preempted:
             self.totals = self.totals._replace(num_preemptions=self.totals.num_preemptions + len(preempted))
         batch.arrange(keep)
+
+    def _begin_anew(self, failed_rows: Int32Array, going_rows: Int32Array) -> list[tuple[int, int]]:
+        """Drop what failed rows have shared and may be wrong. Returns `preempted` of the `going_rows` that hold it."""
+        blocks, begun_rows = self.prefixes.doubtful(failed_rows, going_rows)
+        self._pool.release(self._batch.blocks_of(begun_rows))
+        self._pool.distrust(blocks)
+        counts = self._batch.num_computed_tokens[begun_rows]
+        return list(zip(begun_rows.tolist(), counts.tolist(), strict=True))
 
     def _requeue(self, row: int, num_computed_tokens: int) -> None:
         """Put the sequence of a preempted row back in the queue, with the output it has so far."""

@@ -105,6 +105,16 @@ class PrefixCache:
         """Drop cached blocks, and with each all its children."""
         self._log.add(self._remove(blocks))
 
+    def behind(self, blocks: Int32Array) -> Int64Array:
+        """Cached `blocks` and all whose prefixes they hold. Takes numpy time in all blocks."""
+        is_behind = np.zeros(len(self.parents), np.bool_)
+        is_behind[blocks] = True
+        ancestors = np.where(self.is_cached, self.parents, NULL_BLOCK)
+        while np.count_nonzero(ancestors):  # at each turn twice as far away
+            is_behind |= is_behind[ancestors]
+            ancestors = ancestors[ancestors]
+        return np.flatnonzero(is_behind)
+
     def known(self, blocks: Int32Array) -> list[bytes]:
         """The digests of cached blocks, empty of those that have none yet."""
         digests: list[bytes] = self._digests[blocks].tolist()

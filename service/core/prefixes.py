@@ -46,6 +46,10 @@ class Prefixes:
     that decoding fills are published when the sequence gives them up: most are never asked for, and a running sequence
     shares them with nobody.
     With the cache off, nothing is found and nothing published.
+
+    When a sequence fails, what is wrong may be in any block that it attended to, and whoever finds that block fails as
+    well. So all that it has published or found is dropped with it: nothing says which block it was, and to compute some
+    again costs less than to fail again. But what another sequence holds that has sampled with it is taken to be right.
     """
 
     def __init__(
@@ -161,6 +165,20 @@ class Prefixes:
         is_to_publish[finished_rows] = True
         is_to_publish[failed_rows] = False
         self.publish(is_to_publish.nonzero()[0])
+
+    def doubtful(self, failed_rows: Int32Array, going_rows: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """(Published blocks of `failed_rows` that may be wrong, those of the `going_rows` that hold one).
+
+        These have sampled nothing since they have their rows.
+        """
+        batch = self._batch
+        counts = batch.num_published_blocks[failed_rows].tolist()
+        shared = [batch.block_table[row, :count] for row, count in zip(failed_rows.tolist(), counts, strict=True)]
+        num_begun_with = np.maximum(batch.num_prompt_tokens[going_rows], batch.num_resumed_tokens[going_rows])
+        has_sampled = batch.num_tokens[going_rows] > num_begun_with
+        blocks = np.setdiff1d(np.concatenate(shared), batch.blocks_of(going_rows[has_sampled]))
+        others = going_rows[~has_sampled]
+        return blocks, others[np.isin(batch.block_table[others], blocks).any(axis=1)]
 
     def _are_prompts(self, rows: Rows) -> BoolArray:
         """Which of `rows` have more of their prompts to compute: bool[number of rows]."""
