@@ -16,6 +16,8 @@ _LINE_HEIGHT: Final = 18
 # Distinguishable with the common colour blindnesses: Okabe and Ito's palette, less its yellow.
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _MAX_MARKED_POINTS: Final = 40  # lines with more are drawn without dots
+_MAX_DECADES_WITH_DIGITS: Final = 3  # a longer axis has no room for 2 and 5 of each
+_MIN_TICKS: Final = 2  # fewer give no scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,18 @@ class Axis:
         return (value - self.start) / (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Round numbers on the axis."""
+        """Round numbers on the axis: where it is logarithmic and long powers of ten, where it is short even steps."""
         if self.is_log:
+            digits = (1, 2, 5) if math.log10(self.end / self.start) <= _MAX_DECADES_WITH_DIGITS else (1,)
             powers = range(math.floor(math.log10(self.start)), math.ceil(math.log10(self.end)) + 1)
-            ticks = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
-        else:
-            step = _round_step((self.end - self.start) / 5)
-            ticks = [step * number for number in range(round(self.start / step), math.floor(self.end / step) + 1)]
+            ticks = self._within([digit * 10.0**power for power in powers for digit in digits])
+            if len(ticks) >= _MIN_TICKS:
+                return ticks
+        step = _round_step((self.end - self.start) / 5)
+        numbers = range(math.floor(self.start / step), math.floor(self.end / step) + 1)
+        return self._within([step * number for number in numbers])
+
+    def _within(self, ticks: list[float]) -> list[float]:
         return [tick for tick in ticks if self.start * 0.999 <= tick <= self.end * 1.001]
 
 

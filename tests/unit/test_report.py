@@ -42,6 +42,11 @@ def test_chart_of_nothing_says_so() -> None:
         (Axis(0, 10.5, is_log=False), [0, 5, 10]),
         (Axis(0, 0.42, is_log=False), pytest.approx([0, 0.1, 0.2, 0.3, 0.4])),
         (Axis(0.9, 60, is_log=True), pytest.approx([1, 2, 5, 10, 20, 50])),
+        (Axis(5, 10, is_log=True), pytest.approx([5, 10])),
+        (Axis(6.1, 8, is_log=True), pytest.approx([6.5, 7, 7.5, 8])),
+        (Axis(2.1, 4.9, is_log=True), pytest.approx([3, 4])),
+        (Axis(1, 1000, is_log=True), pytest.approx([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000])),
+        (Axis(1e-6, 20, is_log=True), pytest.approx([10.0**power for power in range(-6, 2)])),
     ],
 )
 def test_ticks_are_round_numbers(axis: Axis, ticks: object) -> None:
