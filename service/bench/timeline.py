@@ -71,7 +71,7 @@ class LoadReport:
     peak: dict[str, float]  # concurrency; output tokens, and chunks, in the best whole second
     latency_ms: dict[str, dict[str, float]]
     tenant_ttft_ms: dict[str, dict[str, float]]  # of each tenant that was named
-    quantiles_ms: dict[str, list[Point]]  # (percent of the requests, milliseconds)
+    quantiles_ms: dict[str, list[Point]]  # (percent of the requests, of ITL percent of the gaps; milliseconds)
     max_start_lag_ms: float  # how far the client fell behind its own schedule
     series: dict[str, list[Point]]  # concurrency, and output tokens per second: (seconds, value)
     rate_unit: str = REQUESTS_PER_S

@@ -52,7 +52,7 @@ class MeasuredRun(Protocol):
 
     @property
     def quantiles_ms(self) -> Mapping[str, Sequence[Point]]:
-        """(percent of the requests, milliseconds), by metric."""
+        """(percent of the requests, of ITL percent of the gaps; milliseconds), by metric."""
         ...
 
 
@@ -74,8 +74,9 @@ def highest_rates(runs: Sequence[Run]) -> list[Run]:
 
 
 def pareto_figures(runs: Sequence[MeasuredRun]) -> str:
-    """Throughput against latency: a line per setting, a point per rate."""
+    """Throughput against latency: a line per setting through its rates, in their order."""
     names = list(dict.fromkeys(run.name for run in runs))
+    runs = sorted(runs, key=lambda run: run.rate)
     parts = []
     for key, percentile in _PARETO_KINDS:
         lines = [
@@ -97,4 +98,5 @@ def pareto_figures(runs: Sequence[MeasuredRun]) -> str:
 def quantile_figure(runs: Sequence[MeasuredRun], key: str, caption: str, note: str) -> str:
     """The distribution of one latency, a line per run."""
     lines = [Line(run.quantiles_ms.get(key, []), run_label(run)) for run in runs]
-    return figure(caption, line_chart(lines, "percent of requests", "ms", has_log_y=True), note)
+    x_label = "percent of gaps" if key == "itl" else "percent of requests"
+    return figure(caption, line_chart(lines, x_label, "ms", has_log_y=True), note)

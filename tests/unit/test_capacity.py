@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -10,45 +9,29 @@ import pytest
 
 from service import cli
 from service.report.capacity import Capacity, capacities, capacity_parts, capacity_text
-from service.report.latency_figures import Point
 from service.report.latency_limits import LatencyLimits, parse_limits
+from tests.unit.measured_run import Run
 
 LIMITS = LatencyLimits(ttft_ms=500)
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a sweep says of one rate: so many of 200 requests were good, and the ITL p99 was so long."""
-
-    rate: float
-    num_good: int
-    itl_p99_ms: float = 0.0
-    name: str = ""
-    rate_unit: str = "requests/s"
-    throughput: dict[str, float] = field(default_factory=dict)
-    quantiles_ms: dict[str, list[Point]] = field(default_factory=dict)
-
-    @property
-    def goodput(self) -> dict[str, float]:
-        return {"share": self.num_good / 200}
-
-    @property
-    def latency_ms(self) -> dict[str, dict[str, float]]:
-        return {"itl": {"p99": self.itl_p99_ms}}
+def run(rate: float, num_good: int, itl_p99_ms: float = 0.0, name: str = "") -> Run:
+    """At this rate so many of 200 requests were good, and the ITL p99 was so long."""
+    return Run(rate, name, goodput={"share": num_good / 200}, latency_ms={"itl": {"p99": itl_p99_ms}})
 
 
 @pytest.mark.parametrize(
     ("runs", "at_90", "at_99"),
     [
-        ([Run(1, 200), Run(2, 198), Run(4, 180), Run(8, 179)], 4, 2),
-        ([Run(1, 200), Run(2, 197), Run(4, 179)], 2, 1),
-        ([Run(2, 197), Run(4, 197)], 4, None),
-        ([Run(2, 179), Run(4, 200)], None, None),  # the higher rate was lucky
-        ([Run(1, 200), Run(2, 190), Run(4, 200)], 4, 1),
-        ([Run(4, 198), Run(1, 198), Run(2, 198)], 4, 4),  # whatever their order
-        ([Run(1, 200), Run(2, 200), Run(2, 179)], 1, 1),  # twice the same rate: both count
-        ([Run(1, 200), Run(math.inf, 200)], 1, 1),  # all at once is no rate
-        ([Run(math.inf, 200)], None, None),
+        ([run(1, 200), run(2, 198), run(4, 180), run(8, 179)], 4, 2),
+        ([run(1, 200), run(2, 197), run(4, 179)], 2, 1),
+        ([run(2, 197), run(4, 197)], 4, None),
+        ([run(2, 179), run(4, 200)], None, None),  # the higher rate was lucky
+        ([run(1, 200), run(2, 190), run(4, 200)], 4, 1),
+        ([run(4, 198), run(1, 198), run(2, 198)], 4, 4),  # whatever their order
+        ([run(1, 200), run(2, 200), run(2, 179)], 1, 1),  # twice the same rate: both count
+        ([run(1, 200), run(math.inf, 200)], 1, 1),  # all at once is no rate
+        ([run(math.inf, 200)], None, None),
     ],
 )
 def test_rate_counts_when_it_and_all_lower_ones_keep_the_limits(
@@ -58,13 +41,13 @@ def test_rate_counts_when_it_and_all_lower_ones_keep_the_limits(
 
 
 def test_run_whose_tail_is_longer_than_its_limit_does_not_count() -> None:
-    runs = [Run(1, 200, 99), Run(2, 190, 100), Run(4, 190, 100.1)]
+    runs = [run(1, 200, 99), run(2, 190, 100), run(4, 190, 100.1)]
     assert capacities(runs, parse_limits("itl_p99:100")) == [Capacity("", 2, 1)]
     assert capacities(runs, LIMITS) == [Capacity("", 4, 1)]
 
 
 def test_every_setting_has_its_own_capacity_and_without_limits_none_has() -> None:
-    runs = [Run(rate, num_good, name=name) for name, num_good in (("a", 200), ("b", 100)) for rate in (1, 2.5)]
+    runs = [run(rate, num_good, name=name) for name, num_good in (("a", 200), ("b", 100)) for rate in (1, 2.5)]
     found = capacities(runs, LIMITS)
     assert found == [Capacity("a", 2.5, 2.5), Capacity("b", None, None)]
     assert capacity_text(found).splitlines() == [

@@ -6,8 +6,10 @@ import pytest
 
 from service.errors import ConfigError
 from service.report.chart import Axis, Line, line_chart, short_number
+from service.report.latency_figures import pareto_figures, quantile_figure
 from service.report.latency_limits import LatencyLimits, parse_limits
 from service.report.page import figure, html_page, latency_table, preformatted, table
+from tests.unit.measured_run import Run
 from tests.unit.pages import captions, parsed_page
 
 
@@ -34,6 +36,28 @@ def test_every_named_line_is_in_the_legend() -> None:
 
 def test_chart_of_nothing_says_so() -> None:
     assert "Nothing was measured" in line_chart([Line([])], "x", "y")
+
+
+def test_throughput_against_latency_joins_the_rates_in_their_order() -> None:
+    """Throughputs 10, 20 and 40 at rates 1, 2 and 4: in whatever order they were run, the line never turns back."""
+    summary = dict.fromkeys(("median", "p99"), 1.0)
+    runs = [
+        Run(
+            rate,
+            throughput={"output_tokens_per_s": 10.0 * rate},
+            latency_ms=dict.fromkeys(("ttft", "tpot", "e2el"), summary),
+        )
+        for rate in (4, 1, 2)
+    ]
+    for polyline in ET.fromstring(pareto_figures(runs)).iter("polyline"):
+        places = [float(pair.split(",")[0]) for pair in str(polyline.get("points")).split()]
+        assert places == sorted(places) and len(places) == 3
+
+
+@pytest.mark.parametrize(("key", "unit"), [("ttft", "percent of requests"), ("itl", "percent of gaps")])
+def test_distribution_names_what_its_percents_are_of(key: str, unit: str) -> None:
+    drawn = ET.fromstring(quantile_figure([Run(1, quantiles_ms={key: [(50.0, 3.0)]})], key, "", ""))
+    assert unit in [element.text for element in drawn.iter("text")]
 
 
 @pytest.mark.parametrize(

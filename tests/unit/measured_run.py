@@ -1,0 +1,18 @@
+"""A run as a report would have it, with what a test says of it."""
+
+from dataclasses import dataclass, field
+
+from service.report.latency_figures import Point
+
+
+@dataclass(frozen=True)
+class Run:
+    """One rate of a sweep; what is not given was not measured."""
+
+    rate: float
+    name: str = ""
+    rate_unit: str = "requests/s"
+    goodput: dict[str, float] = field(default_factory=dict)
+    throughput: dict[str, float] = field(default_factory=dict)
+    latency_ms: dict[str, dict[str, float]] = field(default_factory=dict)
+    quantiles_ms: dict[str, list[Point]] = field(default_factory=dict)
