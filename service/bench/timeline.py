@@ -189,6 +189,9 @@ def _concurrency(timelines: Sequence[RequestTimeline], begin_s: float) -> list[P
 
 
 def _thinned(points: list[Point]) -> list[Point]:
-    """At most 512 of `points`, evenly chosen."""
-    step = -(-len(points) // _MAX_SERIES_POINTS) or 1
-    return points[::step]
+    """At most 512 of `points`: evenly chosen, with the first of the highest and the last one."""
+    if len(points) <= _MAX_SERIES_POINTS:
+        return points
+    step = -(-len(points) // (_MAX_SERIES_POINTS - 2))
+    highest = max(range(len(points)), key=lambda number: points[number][1])
+    return [points[number] for number in sorted({*range(0, len(points), step), highest, len(points) - 1})]

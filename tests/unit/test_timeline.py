@@ -75,6 +75,20 @@ def test_peaks_count_whole_seconds_and_calls_in_flight() -> None:
     assert report.series["output_tokens_per_s"] == [(0.5, 1.0), (1.5, 2.0), (2.5, 2.0), (3.5, 3.0)]
 
 
+@pytest.mark.parametrize("num_requests", [255, 256, 257, 3000])
+def test_picture_of_a_long_run_keeps_its_peak_and_its_end(num_requests: int) -> None:
+    """One call at a time, two points each, but that call 101 starts before call 100 has ended."""
+    timelines = [
+        RequestTimeline(float(i), [i + 0.25], [1], 1, 1, end_s=i + (1.25 if i == 100 else 0.5))
+        for i in range(num_requests)
+    ]
+    report = load_report("", 1.0, num_requests, timelines, LatencyLimits())
+    points = report.series["concurrency"]
+    assert max(value for _, value in points) == report.peak["concurrency"] == 2.0
+    assert points[0] == (0.0, 1.0) and points[-1] == (num_requests - 0.5, 0.0)
+    assert points == sorted(points) and min(2 * num_requests, 258) <= len(points) <= 512
+
+
 def test_call_that_ends_well_without_a_token_has_failed() -> None:
     report = load_report("", 1.0, 1, [RequestTimeline(0.0, end_s=1.0)], LatencyLimits())
     assert report.requests["failed"] == 1
