@@ -36,11 +36,11 @@ def due_times_s(arrivals: Arrivals | None, rate: float, num_requests: int, seed:
     """When each request is due. The last one is due at `num_requests` / `rate`, as in `vllm bench serve`.
 
     Bursts and silences are not scaled to that: they last as long as they are asked to. Without `arrivals` all are due
-    at once.
+    at once. They are drawn from a stream of their own: lengths drawn with the same `seed` do not depend on them.
     """
     if arrivals is None or not num_requests:
         return [0.0] * num_requests
-    times_s = list(islice(arrivals.times_s(np.random.default_rng(seed)), num_requests))
+    times_s = list(islice(arrivals.times_s(np.random.default_rng((seed, 1))), num_requests))
     if isinstance(arrivals, OnOffArrivals) or not times_s[-1]:  # gaps of very bursty arrivals may all be 0
         return times_s
     scale = num_requests / rate / times_s[-1]

@@ -4,13 +4,15 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from service.bench.load import due_times_s
 from service.bench.load_report import html_report, json_report, text_report
 from service.bench.timeline import UNFINISHED, RequestTimeline, load_report
 from service.report.latency_limits import LatencyLimits
-from service.sim.arrivals import GammaArrivals, OnOffArrivals, PoissonArrivals
+from service.sim.arrivals import Arrivals, GammaArrivals, OnOffArrivals, PoissonArrivals
+from service.sim.lengths import parse_lengths
 from tests.unit.pages import captions, parsed_page
 
 TIMELINES = [
@@ -109,6 +111,22 @@ def test_due_times_end_where_the_rate_says() -> None:
     assert due_times_s(None, math.inf, 3, seed=0) == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("lengths", ["lognormal:128:0.7", "uniform:1:1000"])
+@pytest.mark.parametrize("arrivals", [PoissonArrivals(1.0), GammaArrivals(1.0, 0.5), GammaArrivals(1.0, 2.0)])
+def test_when_a_request_is_due_says_nothing_of_its_length(arrivals: Arrivals, lengths: str) -> None:
+    """Of 400 loads, each with its seed, the logarithms of the first gap and of the first lengths.
+
+    Independent ones correlate by chance, with a deviation of 1 / sqrt(400) = 0.05.
+    """
+    pairs = []
+    for seed in range(400):
+        first_s, *_, last_s = due_times_s(arrivals, 1.0, 20, seed)
+        assert last_s == pytest.approx(20.0)
+        pairs.append([first_s, *parse_lengths(lengths).draw(np.random.default_rng(seed), 4).tolist()])
+    correlations = np.corrcoef(np.log(pairs), rowvar=False)[0, 1:]
+    assert np.abs(correlations).max() < 0.2
+
+
 def test_bursts_last_as_long_as_they_are_asked_to() -> None:
     """4 a second for one second in four: none is due in the three seconds of silence, however many are sent."""
     for num_requests in (3, 7, 40):
@@ -118,7 +136,11 @@ def test_bursts_last_as_long_as_they_are_asked_to() -> None:
 
 
 def test_arrivals_so_bursty_that_all_come_at_once_are_due_at_once() -> None:
-    assert due_times_s(GammaArrivals(1.0, 1e-3), 1.0, 1, seed=2) == [0.0]
+    """A gap of shape 1/1000 is 0 almost as often as not."""
+    first_gaps_s = [np.random.default_rng((seed, 1)).gamma(1e-3, 1e3) for seed in range(4)]
+    dues_s = [due_times_s(GammaArrivals(1.0, 1e-3), 1.0, 1, seed) for seed in range(4)]
+    assert 0.0 in first_gaps_s and max(first_gaps_s) > 1e-300
+    assert dues_s == [[pytest.approx(1.0) if gap_s else 0.0] for gap_s in first_gaps_s]
 
 
 def test_a_run_that_completed_nothing_has_no_latencies() -> None:
