@@ -1,6 +1,7 @@
 """An open-loop client: requests go out when they are due, whatever has become of the ones before."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,10 +42,11 @@ def due_times_s(arrivals: Arrivals | None, rate: float, num_requests: int, seed:
     if arrivals is None or not num_requests:
         return [0.0] * num_requests
     times_s = list(islice(arrivals.times_s(np.random.default_rng((seed, 1))), num_requests))
-    if isinstance(arrivals, OnOffArrivals) or not times_s[-1]:  # gaps of very bursty arrivals may all be 0
+    if isinstance(arrivals, OnOffArrivals):
         return times_s
-    scale = num_requests / rate / times_s[-1]
-    return [time_s * scale for time_s in times_s]
+    # Gaps of very bursty arrivals may all be 0, or next to it.
+    scale = num_requests / rate / times_s[-1] if times_s[-1] else math.inf
+    return [time_s * scale for time_s in times_s] if math.isfinite(scale) else times_s
 
 
 async def run_load(

@@ -143,6 +143,15 @@ def test_arrivals_so_bursty_that_all_come_at_once_are_due_at_once() -> None:
     assert dues_s == [[pytest.approx(1.0) if gap_s else 0.0] for gap_s in first_gaps_s]
 
 
+def test_arrivals_too_early_to_be_scaled_are_due_when_they_come() -> None:
+    """Of the gaps that are not 0 some are so small that no number says how many of them make a second."""
+    gaps_s = {seed: np.random.default_rng((seed, 1)).gamma(1e-3, 1e3) for seed in range(300)}
+    least = [(seed, gap_s) for seed, gap_s in gaps_s.items() if 0 < gap_s < 1e-309]
+    assert least
+    for seed, gap_s in least:
+        assert due_times_s(GammaArrivals(1.0, 1e-3), 1.0, 1, seed) == [gap_s]
+
+
 def test_a_run_that_completed_nothing_has_no_latencies() -> None:
     nothing = [timeline for timeline in TIMELINES if timeline.error]
     text = text_report([load_report("", 1.0, len(nothing), nothing, LatencyLimits())], LatencyLimits())
