@@ -2,8 +2,6 @@
 
 import asyncio
 import heapq
-import io
-import os
 import signal
 import sys
 import time
@@ -12,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import uvloop
 
@@ -22,6 +20,7 @@ from service.api.samples import Samples
 from service.commands.assembly import ServedModel, load_model
 from service.commands.model_source import model_folder
 from service.commands.request_lines import RequestLine, error_line, parse_line, result_line
+from service.commands.result_file import open_results
 from service.commands.weights import add_weights_argument
 from service.engine.scheduling import SchedulingSettings
 from service.engine.settings import EngineSettings
@@ -29,9 +28,6 @@ from service.errors import ChairliftError, ConfigError, EngineDeadError
 from service.executor.cuda.probe import require_cuda
 from service.obs.engine_log import EngineLog
 from service.obs.logging import configure_logging
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 EPILOG = """A request line is a JSON object: an `id`, one of `prompt`, `prompt_token_ids` and `messages`, perhaps a
 `tenant` whose it is, and sampling fields (max_tokens, temperature, top_k, top_p, min_p, seed, stop, ignore_eos, ...). A
@@ -119,37 +115,6 @@ def load_offline(args: Namespace, executor: config.ExecutorSettings, scheduling:
     before_export = require_cuda if executor.device == "cuda" else None  # not in vain, of a large model
     folder = model_folder(args.model, args.weights, executor.device, before_export)
     return load_model(folder, executor, OFFLINE, EngineLog(), scheduling)
-
-
-def open_results(path: Path) -> TextIO:
-    """Create the file of results. Half a surrogate pair, which JSON can hold and UTF-8 cannot, is written escaped.
-
-    Where stdout goes already, results are written behind what is there.
-    """
-    file = io.BufferedWriter(_NamedFile(path))
-    return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="\n")
-
-
-class _NamedFile(io.FileIO):
-    """A file that errors of writing name, as those of opening do. The last may come when it is closed."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(os.dup(sys.stdout.fileno()) if _is_stdout(path) else path, "w")
-        self._path = path
-
-    def write(self, content: "ReadableBuffer", /) -> int:
-        try:
-            return super().write(content)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, self._path) from error
-
-
-def _is_stdout(path: Path) -> bool:
-    """Whether stdout goes to this file, or is it by another name, as /dev/stdout."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
-    except (OSError, ValueError):  # there is no such file, or no stdout
-        return False
 
 
 @dataclass

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from service.commands.request_lines import error_line, parse_line
-from service.commands.run import BatchRun, open_results, request_lines
+from service.commands.result_file import open_results
+from service.commands.run import BatchRun, request_lines
 from service.errors import EngineDeadError, ExecutorError
 from tests.doubles import PROMPT, run_async, served_toy, toy_output, toy_text
 from tests.unit.test_cli import run_cli
