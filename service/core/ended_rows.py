@@ -56,7 +56,6 @@ class EndedRows:
         if is_live.all():
             return plan, result
         kept = np.flatnonzero(is_live[plan.samples])
-        places = {old: new for new, old in enumerate(kept.tolist())}
         counts = plan.num_scheduled[is_live]
         live = replace(
             plan,
@@ -68,8 +67,4 @@ class EndedRows:
             num_in_flight=NO_ROWS,
             continues=NO_ROWS,
         )
-        return live, StepResult(
-            token_ids=result.token_ids[kept],
-            logprobs={places[old]: entry for old, entry in result.logprobs.items() if old in places},
-            failed=np.array([places[old] for old in result.failed.tolist() if old in places], np.int64),
-        )
+        return live, result.of(kept)

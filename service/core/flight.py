@@ -26,9 +26,7 @@ class Flight:
         cached_prompt_tokens: dict[int, int],
     ) -> StepDelta:
         """The StepDelta of the sequences that sampled, `seq_ids`, without the `cancelled` ones."""
-        token_ids, logprobs = result.token_ids, result.logprobs
         if cancelled:
             wanted = np.flatnonzero(~np.isin(seq_ids, list(cancelled)))
-            seq_ids, token_ids, reasons = seq_ids[wanted], token_ids[wanted], reasons[wanted]
-            logprobs = {new: logprobs[old] for new, old in enumerate(wanted.tolist()) if old in logprobs}
-        return StepDelta(self.plan.step_id, seq_ids, token_ids, reasons, logprobs, cached_prompt_tokens)
+            seq_ids, reasons, result = seq_ids[wanted], reasons[wanted], result.of(wanted)
+        return StepDelta(self.plan.step_id, seq_ids, result.token_ids, reasons, result.logprobs, cached_prompt_tokens)

@@ -91,6 +91,13 @@ class StepResult:
     # [num_failed] indices into token_ids without meaning: the row's logits held NaN or +inf, or nothing but -inf
     failed: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
 
+    def of(self, indices: Int64Array) -> "StepResult":
+        """The part of it that is at `indices` into token_ids, which ascend."""
+        logprobs = self.logprobs  # mostly none, and then no index is looked at by itself
+        if logprobs:
+            logprobs = {new: logprobs[old] for new, old in enumerate(indices.tolist()) if old in logprobs}
+        return StepResult(self.token_ids[indices], logprobs, np.isin(indices, self.failed).nonzero()[0])
+
 
 @dataclass(frozen=True, slots=True)
 class StepDelta:

@@ -270,6 +270,16 @@ def test_delta_passes_tokens_and_logprobs_on_in_the_order_of_the_plan():
     assert {index: entry.chosen for index, entry in delta.logprobs.items()} == {1: -2.0}
 
 
+def test_part_of_a_result_keeps_what_belongs_to_its_tokens():
+    entries = {
+        index: TokenLogprobs(-float(index), np.empty(0, np.int32), np.empty(0, np.float32)) for index in (0, 2, 3)
+    }
+    result = StepResult(np.array([10, 11, 12, 13], np.int32), entries, np.array([1, 2], np.int64))
+    part = result.of(np.array([0, 2, 3]))
+    assert ([10, 12, 13], [1]) == (part.token_ids.tolist(), part.failed.tolist())
+    assert {0: 0.0, 1: -2.0, 2: -3.0} == {index: entry.chosen for index, entry in part.logprobs.items()}
+
+
 def test_cancel_in_flight_frees_the_blocks_at_the_commit():
     scheduler = make()
     add(scheduler, 1, num_tokens=5)
