@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from service.errors import ConfigError
+from service.report.latency_figures import REQUESTS_PER_S
 from service.report.mermaid import RunValue, metric_of, xy_chart
 
 EPILOG = """FILE is what `simulate --json` or `bench serve --json` printed; NAME= says what its runs are called, when
@@ -41,7 +42,12 @@ def _read(text: str, metric: str, divisor: float) -> list[RunValue]:
     try:
         runs = _runs(json.loads(Path(path).read_text(encoding="utf-8")))
         return [
-            RunValue(_named(name, run), _rate(run["rate"]), _divided(metric, metric_of(run, metric), divisor))
+            RunValue(
+                _named(name, run),
+                _rate(run["rate"]),
+                _divided(metric, metric_of(run, metric), divisor),
+                str(run.get("rate_unit", REQUESTS_PER_S)),
+            )
             for run in runs
         ]
     except (ValueError, RecursionError, OverflowError) as error:
@@ -69,7 +75,7 @@ def _name_and_path(text: str) -> tuple[str, str]:
 
 
 def _rate(rate: object) -> float | None:
-    """Requests per second, or None for all at once."""
+    """What was offered, or None for all at once."""
     if rate is None or (isinstance(rate, int | float) and math.isfinite(rate)):
         return rate
     raise ValueError(f"its rate is {rate!r}")

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import Final
 
 from service.errors import ConfigError
+from service.report.latency_figures import REQUESTS_PER_S
 
 _NOT_DRAWN: Final = ("mean", "std")  # of a latency's summary: they have no place among its percentiles
 
@@ -15,8 +16,16 @@ class RunValue:
     """What one metric was in one run."""
 
     name: str  # of the setting that is compared
-    rate: float | None  # requests per second that were offered; None: all at once
+    rate: float | None  # what was offered, in `rate_unit`; None: all at once
     value: float | Mapping[str, float]
+    rate_unit: str = REQUESTS_PER_S
+
+    @property
+    def rate_label(self) -> str:
+        """The rate as an axis names it."""
+        if self.rate is None:
+            return "all at once"
+        return f"{self.rate:g}/s" if self.rate_unit == REQUESTS_PER_S else f"{self.rate:g} x"
 
 
 def metric_of(run: Mapping[str, object], path: str) -> float | Mapping[str, float]:
@@ -58,11 +67,11 @@ def _line(values: Sequence[RunValue]) -> dict[str, float]:
     """The places of one setting's line on the x axis, and its values there."""
     line: dict[str, float] = {}
     for run in values:
-        rate = "all at once" if run.rate is None else f"{run.rate:g}/s"
         if isinstance(run.value, Mapping):
-            places = {name if len(values) == 1 else f"{name} at {rate}": value for name, value in run.value.items()}
+            end = "" if len(values) == 1 else f" at {run.rate_label}"
+            places = {name + end: value for name, value in run.value.items()}
         else:
-            places = {rate: run.value}
+            places = {run.rate_label: run.value}
         taken = next((place for place in places if place in line), None)
         if taken is not None:
             raise ConfigError(

@@ -31,6 +31,12 @@ def test_settings_are_lines_over_the_offered_rates() -> None:
     ]
 
 
+def test_speeds_of_a_trace_are_no_rates_a_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [{"name": "", "rate": rate, "rate_unit": "times the trace's rate", "value": rate} for rate in (0.5, 1.0)]
+    assert cli.main(["chart", "value", report(tmp_path / "trace", *runs)]) == 0
+    assert '    x-axis ["0.5 x", "1 x"]\n' in capsys.readouterr().out
+
+
 def test_settings_with_one_rate_are_bars() -> None:
     chart = xy_chart("Load", "tokens/s", [RunValue("a", None, 10.0), RunValue("b", None, 20.0)])
     assert '    title "Load"\n    x-axis ["a", "b"]\n' in chart
