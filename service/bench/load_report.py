@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from service.bench.timeline import LoadReport
+from service.bench.timeline import LoadReport, Summary
 from service.report.capacity import capacities, capacity_parts, capacity_text
 from service.report.chart import Line, line_chart
 from service.report.latency_figures import highest_rates, pareto_figures, quantile_figure, run_label
@@ -73,12 +73,13 @@ def _text(report: LoadReport, limits: LatencyLimits) -> str:
         f"{peak['output_tokens_per_s']:.0f} output tokens/s; client's lag at most {report.max_start_lag_ms:.1f} ms",
         f"  {'ms':6}" + "".join(f"{name:>10}" for name in next(iter(report.latency_ms.values()))),
     ]
-    for key, values in report.latency_ms.items():
-        numbers = (f"{value:10.2f}" if requests["completed"] else f"{'-':>10}" for value in values.values())
-        lines.append(f"  {key.upper():6}" + "".join(numbers))
-    for tenant, values in report.tenant_ttft_ms.items():
-        lines.append("  TTFT  " + "".join(f"{value:10.2f}" for value in values.values()) + f"  of {tenant}")
+    lines += [f"  {key.upper():6}{_columns(values)}" for key, values in report.latency_ms.items()]
+    lines += [f"  TTFT  {_columns(values)}  of {tenant}" for tenant, values in report.tenant_ttft_ms.items()]
     return "\n".join(lines) + "\n"
+
+
+def _columns(values: Summary) -> str:
+    return "".join(f"{'-':>10}" if value is None else f"{value:10.2f}" for value in values.values())
 
 
 def _runs_table(reports: Sequence[LoadReport], limits: LatencyLimits) -> str:

@@ -13,6 +13,7 @@ from service.report.latency_limits import LatencyLimits
 
 Float64Array = npt.NDArray[np.float64]
 Point = tuple[float, float]
+Summary = dict[str, float | None]
 
 _SHARES: Final = (0.01, *(number / 20 for number in range(1, 20)), 0.99, 0.999)
 _MAX_SERIES_POINTS: Final = 512
@@ -69,8 +70,8 @@ class LoadReport:
     throughput: dict[str, float]  # requests, output tokens and all tokens per second
     goodput: dict[str, float]  # good requests per second, and their share of those that were sent
     peak: dict[str, float]  # concurrency; output tokens, and chunks, in the best whole second
-    latency_ms: dict[str, dict[str, float]]
-    tenant_ttft_ms: dict[str, dict[str, float]]  # of each tenant that was named
+    latency_ms: dict[str, Summary]
+    tenant_ttft_ms: dict[str, Summary]  # of each tenant that was named
     quantiles_ms: dict[str, list[Point]]  # (percent of the requests, of ITL percent of the gaps; milliseconds)
     max_start_lag_ms: float  # how far the client fell behind its own schedule
     series: dict[str, list[Point]]  # concurrency, and output tokens per second: (seconds, value)
@@ -143,10 +144,10 @@ def load_report(
     )
 
 
-def summary(values: Float64Array) -> dict[str, float]:
-    """Mean, median, std, p90, p95, p99 and max; zeros without values. Percentiles are interpolated."""
+def summary(values: Float64Array) -> Summary:
+    """Mean, median, std, p90, p95, p99 and max; None without values. Percentiles are interpolated."""
     if not len(values):
-        return dict.fromkeys(("mean", "median", "std", "p90", "p95", "p99", "max"), 0.0)
+        return dict.fromkeys(("mean", "median", "std", "p90", "p95", "p99", "max"))
     median, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99)).tolist()
     return {
         "mean": float(values.mean()),

@@ -5,6 +5,7 @@ import math
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +42,23 @@ def _read(text: str, metric: str, divisor: float) -> list[RunValue]:
     name, path = _name_and_path(text)
     try:
         runs = _runs(json.loads(Path(path).read_text(encoding="utf-8")))
-        return [
-            RunValue(
-                _named(name, run),
-                _rate(run["rate"]),
-                _divided(metric, metric_of(run, metric), divisor),
-                str(run.get("rate_unit", REQUESTS_PER_S)),
-            )
-            for run in runs
-        ]
+        return [_run_value(name, run, metric, divisor) for run in runs]
     except (ValueError, RecursionError, OverflowError) as error:
         raise ConfigError(f"{path}: is not a report of runs: {error}") from error
+
+
+def _run_value(name: str, run: dict[str, Any], metric: str, divisor: float) -> RunValue:
+    """Raises ConfigError for what no chart can show, ValueError for what is no rate."""
+    of_run = RunValue(_named(name, run), _rate(run["rate"]), 0.0, str(run.get("rate_unit", REQUESTS_PER_S)))
+    found = metric_of(run, metric)
+    numbers = found if isinstance(found, Mapping) else {"": found}
+    drawn = {}
+    for key, number in numbers.items():
+        path = f"{metric}.{key}" if key else metric
+        if number is None:
+            raise ConfigError(f"{path} was not measured in the run {of_run.run_label}")
+        drawn[key] = _quotient(path, number, divisor)
+    return replace(of_run, value=drawn if isinstance(found, Mapping) else drawn[""])
 
 
 def _runs(document: object) -> list[dict[str, Any]]:
@@ -84,13 +91,6 @@ def _rate(rate: object) -> float | None:
 def _named(name: str, run: dict[str, str]) -> str:
     """`name`, then what the file calls the run: a simulation's says what of its settings differs."""
     return ", ".join(part for part in (name, run["name"]) if part)
-
-
-def _divided(metric: str, value: float | Mapping[str, float], divisor: float) -> float | Mapping[str, float]:
-    """Raises ConfigError for what no chart can show."""
-    if isinstance(value, Mapping):
-        return {name: _quotient(f"{metric}.{name}", number, divisor) for name, number in value.items()}
-    return _quotient(metric, value, divisor)
 
 
 def _quotient(metric: str, number: float, divisor: float) -> float:

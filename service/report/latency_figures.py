@@ -46,8 +46,8 @@ class MeasuredRun(Protocol):
         ...
 
     @property
-    def latency_ms(self) -> Mapping[str, Mapping[str, float]]:
-        """Summaries in milliseconds, by metric."""
+    def latency_ms(self) -> Mapping[str, Mapping[str, float | None]]:
+        """Summaries in milliseconds, by metric; None for what was not measured."""
         ...
 
     @property
@@ -79,17 +79,12 @@ def pareto_figures(runs: Sequence[MeasuredRun]) -> str:
     runs = sorted(runs, key=lambda run: run.rate)
     parts = []
     for key, percentile in _PARETO_KINDS:
-        lines = [
-            Line(
-                [
-                    (run.throughput["output_tokens_per_s"], run.latency_ms[key][percentile])
-                    for run in runs
-                    if run.name == name
-                ],
-                name,
-            )
-            for name in names
+        measured = [
+            (run.name, (run.throughput["output_tokens_per_s"], latency_ms))
+            for run in runs
+            if (latency_ms := run.latency_ms[key][percentile]) is not None
         ]
+        lines = [Line([point for of, point in measured if of == name], name) for name in names]
         chart = line_chart(lines, "output tokens/s", "ms", has_log_y=True)
         parts.append(figure(f"{key.upper()} {percentile}", chart, "one point per offered rate"))
     return figures(parts)

@@ -27,18 +27,26 @@ class RunValue:
             return "all at once"
         return f"{self.rate:g}/s" if self.rate_unit == REQUESTS_PER_S else f"{self.rate:g} x"
 
+    @property
+    def run_label(self) -> str:
+        """Names the run among others."""
+        return ", ".join(part for part in (self.name, self.rate_label) if part)
 
-def metric_of(run: Mapping[str, object], path: str) -> float | Mapping[str, float]:
-    """The number, or the numbers by name, that `path`, names with dots between, leads to. Raises ConfigError."""
+
+def metric_of(run: Mapping[str, object], path: str) -> float | Mapping[str, float | None] | None:
+    """The number, or the numbers by name, that `path`, names with dots between, leads to. Raises ConfigError.
+
+    None stands for what was not measured.
+    """
     found: object = run
     for name in path.split("."):
         if not isinstance(found, Mapping) or name not in found:
             names = ", ".join(found) if isinstance(found, Mapping) else "nothing"
             raise ConfigError(f"a run has no {path}: at {name} there is {names}")
         found = found[name]
-    if isinstance(found, int | float):
+    if isinstance(found, int | float | None):
         return found
-    if not isinstance(found, Mapping) or not all(isinstance(value, int | float) for value in found.values()):
+    if not isinstance(found, Mapping) or not all(isinstance(value, int | float | None) for value in found.values()):
         raise ConfigError(f"{path} is neither a number nor numbers by name")
     drawn = {name: value for name, value in found.items() if name not in _NOT_DRAWN}
     if not drawn:

@@ -54,19 +54,21 @@ def figures(parts: Sequence[str]) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; numbers are shortened."""
+    """A table; numbers are shortened, and None, which was not measured, is a dash."""
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = "\n".join("<tr>" + "".join(f"<td>{_cell(value)}</td>" for value in row) + "</tr>" for row in rows)
     return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
-def latency_table(latencies_ms: Mapping[str, Mapping[str, float]]) -> str:
+def latency_table(latencies_ms: Mapping[str, Mapping[str, float | None]]) -> str:
     """One row per metric, its mean, median, deviation and percentiles in milliseconds."""
     rows = [[name, *(values[column] for column in LATENCY_COLUMNS)] for name, values in latencies_ms.items()]
     return table(["milliseconds", *LATENCY_COLUMNS], rows)
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return escape(str(value))
     return short_number(value)

@@ -1,5 +1,6 @@
 """A run as a report would have it, with what a test says of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from service.report.latency_figures import Point
@@ -14,5 +15,5 @@ class Run:
     rate_unit: str = "requests/s"
     goodput: dict[str, float] = field(default_factory=dict)
     throughput: dict[str, float] = field(default_factory=dict)
-    latency_ms: dict[str, dict[str, float]] = field(default_factory=dict)
+    latency_ms: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     quantiles_ms: dict[str, list[Point]] = field(default_factory=dict)

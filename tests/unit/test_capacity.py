@@ -15,7 +15,7 @@ from tests.unit.measured_run import Run
 LIMITS = LatencyLimits(ttft_ms=500)
 
 
-def run(rate: float, num_good: int, itl_p99_ms: float = 0.0, name: str = "") -> Run:
+def run(rate: float, num_good: int, itl_p99_ms: float | None = 0.0, name: str = "") -> Run:
     """At this rate so many of 200 requests were good, and the ITL p99 was so long."""
     return Run(rate, name, goodput={"share": num_good / 200}, latency_ms={"itl": {"p99": itl_p99_ms}})
 
@@ -44,6 +44,7 @@ def test_run_whose_tail_is_longer_than_its_limit_does_not_count() -> None:
     runs = [run(1, 200, 99), run(2, 190, 100), run(4, 190, 100.1)]
     assert capacities(runs, parse_limits("itl_p99:100")) == [Capacity("", 2, 1)]
     assert capacities(runs, LIMITS) == [Capacity("", 4, 1)]
+    assert capacities([run(1, 200, None)], parse_limits("itl_p99:100")) == [Capacity("", 1, 1)]  # it has no gaps
 
 
 def test_every_setting_has_its_own_capacity_and_without_limits_none_has() -> None:

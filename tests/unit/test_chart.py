@@ -144,6 +144,17 @@ def test_what_is_no_report_is_told_in_one_line(
     assert f"is not a report of runs: {reason}" in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(("metric", "named"), [("ttft.p99", "ttft.p99"), ("ttft", "ttft.median")])
+@pytest.mark.parametrize(("rate", "label"), [(4.0, "4/s"), (None, "all at once")])
+def test_what_a_run_has_not_measured_is_told_in_one_line(
+    metric: str, named: str, rate: float | None, label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = {"name": "fcfs", "rate": rate, "latency_ms": {"ttft": {"mean": None, "median": None, "p99": None}}}
+    assert cli.main(["chart", f"latency_ms.{metric}", f"load={report(tmp_path / 'x', empty)}"]) == 2
+    complaint = f"chairlift chart: latency_ms.{named} was not measured in the run load, fcfs, {label}\n"
+    assert capsys.readouterr().err == complaint
+
+
 @pytest.mark.parametrize(
     ("value", "divisor", "complaint"),
     [

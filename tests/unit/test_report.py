@@ -39,7 +39,9 @@ def test_chart_of_nothing_says_so() -> None:
 
 
 def test_throughput_against_latency_joins_the_rates_in_their_order() -> None:
-    """Throughputs 10, 20 and 40 at rates 1, 2 and 4: in whatever order they were run, the line never turns back."""
+    """Throughputs 10, 20 and 40 at rates 1, 2 and 4: in whatever order they were run, the line never turns back.
+    At rate 8 no request was completed.
+    """
     summary = dict.fromkeys(("median", "p99"), 1.0)
     runs = [
         Run(
@@ -49,6 +51,13 @@ def test_throughput_against_latency_joins_the_rates_in_their_order() -> None:
         )
         for rate in (4, 1, 2)
     ]
+    runs.append(
+        Run(
+            8,
+            throughput={"output_tokens_per_s": 0.0},
+            latency_ms={key: dict.fromkeys(summary) for key in runs[0].latency_ms},
+        )
+    )
     for polyline in ET.fromstring(pareto_figures(runs)).iter("polyline"):
         places = [float(pair.split(",")[0]) for pair in str(polyline.get("points")).split()]
         assert places == sorted(places) and len(places) == 3

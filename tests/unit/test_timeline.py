@@ -95,7 +95,7 @@ def test_call_that_ends_well_without_a_token_has_failed() -> None:
     report = load_report("", 1.0, 1, [RequestTimeline(0.0, end_s=1.0)], LatencyLimits())
     assert report.requests["failed"] == 1
     assert report.errors == {"no token": 1}
-    assert report.latency_ms["ttft"]["p99"] == 0.0
+    assert set(report.latency_ms["ttft"].values()) == {None}
 
 
 def test_calls_one_after_the_other_are_never_two_in_flight() -> None:
@@ -150,6 +150,27 @@ def test_arrivals_too_early_to_be_scaled_are_due_when_they_come() -> None:
     assert least
     for seed, gap_s in least:
         assert due_times_s(GammaArrivals(1.0, 1e-3), 1.0, 1, seed) == [gap_s]
+
+
+def test_what_was_not_measured_is_shown_as_such() -> None:
+    """Answers of one token, all of tenant `a`, have no TPOT and no gap; the one that `b` asked for has failed."""
+    answered = RequestTimeline(0.0, [0.5], [1], prompt_tokens=3, output_tokens=1, end_s=1.0, tenant="a")
+    failed = RequestTimeline(0.0, end_s=1.0, error="RESOURCE_EXHAUSTED", tenant="b")
+    reports = [load_report("", rate, 2, [answered, failed], LatencyLimits()) for rate in (1.0, 2.0)]
+    shown = [line.split() for line in text_report(reports[:1], LatencyLimits()).splitlines()[-6:]]
+    half_a_second = ["500.00", "500.00", "0.00", *4 * ["500.00"]]
+    assert shown == [
+        ["TTFT", *half_a_second],
+        ["TPOT", *7 * ["-"]],
+        ["ITL", *7 * ["-"]],
+        ["E2EL", *half_a_second],
+        ["TTFT", *half_a_second, "of", "a"],
+        ["TTFT", *7 * ["-"], "of", "b"],
+    ]
+    (run, _) = json.loads(json_report("", reports, LatencyLimits()))["runs"]
+    assert set(run["latency_ms"]["itl"].values()) == set(run["tenant_ttft_ms"]["b"].values()) == {None}
+    cells = [cell.text for cell in parsed_page(html_report("", reports, LatencyLimits())).iter("td")]
+    assert cells[11:17] == ["500", "500", "-", "-", "-", "500"]  # the first run's latencies
 
 
 def test_a_run_that_completed_nothing_has_no_latencies() -> None:
