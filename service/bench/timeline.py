@@ -69,6 +69,7 @@ class LoadReport:
     tokens: dict[str, int]  # prompt, cached_prompt (of them) and output, of completed requests
     throughput: dict[str, float]  # requests, output tokens and all tokens per second
     goodput: dict[str, float]  # good requests per second, and their share of those that were sent
+    judged_share: float | None  # of good ones among those sent that were not cut off before they had broken a limit
     peak: dict[str, float]  # concurrency; output tokens, and chunks, in the best whole second
     latency_ms: dict[str, Summary]
     tenant_ttft_ms: dict[str, Summary]  # of each tenant that was named
@@ -96,6 +97,7 @@ def load_report(
     num_good = sum(
         limits.are_met(timeline.ttft_s * 1e3, timeline.tpot_s * 1e3, timeline.e2el_s * 1e3) for timeline in completed
     )
+    num_judged = len(timelines) - sum(_is_open(timeline, limits) for timeline in timelines)
     errors = Counter(timeline.error or "no token" for timeline in timelines if not timeline.is_completed)
     num_unfinished = errors[UNFINISHED]
     latencies = _latencies_ms(completed)
@@ -121,6 +123,7 @@ def load_report(
             "total_tokens_per_s": (prompt_tokens + output_tokens) / duration_s,
         },
         goodput={"requests_per_s": num_good / duration_s, "share": num_good / max(len(timelines), 1)},
+        judged_share=num_good / num_judged if num_judged else None,
         peak={
             "concurrency": max((value for _, value in concurrency), default=0),
             "output_tokens_per_s": float(tokens_per_s.max(initial=0)),
@@ -142,6 +145,13 @@ def load_report(
             "output_tokens_per_s": _thinned([(second + 0.5, float(n)) for second, n in enumerate(tokens_per_s)]),
         },
     )
+
+
+def _is_open(timeline: RequestTimeline, limits: LatencyLimits) -> bool:
+    """True for a request that was cut off and could still have kept all limits."""
+    elapsed_ms = (timeline.end_s - timeline.start_s) * 1e3
+    ttft_ms = timeline.ttft_s * 1e3 if timeline.chunk_times_s else elapsed_ms
+    return timeline.error == UNFINISHED and limits.can_be_met(ttft_ms, elapsed_ms)
 
 
 def summary(values: Float64Array) -> Summary:

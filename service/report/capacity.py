@@ -26,9 +26,9 @@ class Capacity:
 def capacities(runs: Sequence[MeasuredRun], limits: LatencyLimits) -> list[Capacity]:
     """One per setting; none without limits.
 
-    A run keeps them when enough of its requests are good and its ITL p99 is within its limit. A rate counts when all
-    runs at it and at every lower rate of the sweep do: a rate that does above one that does not is luck. All at once
-    is no rate, and never counts.
+    A run keeps them when enough of its judged requests are good and its ITL p99 is within its limit. A rate counts
+    when all runs at it and at every lower rate of the sweep do: a rate that does above one that does not is luck. All
+    at once is no rate, and never counts; a run that judges no request is passed over.
     """
     if not limits.are_set:
         return []
@@ -59,11 +59,11 @@ def capacity_parts(found: Sequence[Capacity]) -> list[str]:
 
 
 def _highest_rate(runs: Sequence[MeasuredRun], limits: LatencyLimits, share: float) -> float | None:
-    def keeps(run: MeasuredRun) -> bool:
-        return run.goodput["share"] >= share and limits.are_met_by_run(run.latency_ms["itl"]["p99"])
-
-    least_missed = min((run.rate for run in runs if not keeps(run)), default=math.inf)
-    return max((run.rate for run in runs if run.rate < least_missed), default=None)
+    judged = [(run, run.judged_share) for run in runs if run.judged_share is not None]
+    missed = [
+        run.rate for run, good in judged if good < share or not limits.are_met_by_run(run.latency_ms["itl"]["p99"])
+    ]
+    return max((run.rate for run, _ in judged if run.rate < min(missed, default=math.inf)), default=None)
 
 
 def _shown(capacity: Capacity) -> list[str]:

@@ -41,8 +41,8 @@ class MeasuredRun(Protocol):
         ...
 
     @property
-    def goodput(self) -> Mapping[str, float]:
-        """`share` of the requests that are good, among others."""
+    def judged_share(self) -> float | None:
+        """Share of good requests among those that were, or had broken a limit, when time was up; None without any."""
         ...
 
     @property

@@ -32,6 +32,10 @@ class LatencyLimits:
         measured = ((self.ttft_ms, ttft_ms), (self.tpot_ms, tpot_ms), (self.e2el_ms, e2el_ms))
         return all(limit is None or value <= limit for limit, value in measured)
 
+    def can_be_met(self, ttft_ms: float, e2el_ms: float) -> bool:
+        """False for a request that has broken a limit while it still runs, with what it has taken so far."""
+        return self.are_met(ttft_ms, 0.0, e2el_ms)
+
     def are_met_by_run(self, itl_p99_ms: float | None) -> bool:
         """True for a run whose tail is within its limit, and for one that has none, for lack of gaps."""
         return self.itl_p99_ms is None or itl_p99_ms is None or itl_p99_ms <= self.itl_p99_ms

@@ -50,6 +50,11 @@ class RunReport:
     series: dict[str, list[Point]]
     rate_unit: str = REQUESTS_PER_S
 
+    @property
+    def judged_share(self) -> float:
+        """The share of good requests: a simulation runs until the last has ended."""
+        return self.goodput["share"]
+
 
 def run_report(name: str, rate: float, simulation: Simulation, tenants: Sequence[Tenant]) -> RunReport:
     """Summarise a simulation that has run."""

@@ -13,7 +13,7 @@ class Run:
     rate: float
     name: str = ""
     rate_unit: str = "requests/s"
-    goodput: dict[str, float] = field(default_factory=dict)
+    judged_share: float | None = None
     throughput: dict[str, float] = field(default_factory=dict)
     latency_ms: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     quantiles_ms: dict[str, list[Point]] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -17,7 +18,7 @@ LIMITS = LatencyLimits(ttft_ms=500)
 
 def run(rate: float, num_good: int, itl_p99_ms: float | None = 0.0, name: str = "") -> Run:
     """At this rate so many of 200 requests were good, and the ITL p99 was so long."""
-    return Run(rate, name, goodput={"share": num_good / 200}, latency_ms={"itl": {"p99": itl_p99_ms}})
+    return Run(rate, name, judged_share=num_good / 200, latency_ms={"itl": {"p99": itl_p99_ms}})
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,13 @@ def test_run_whose_tail_is_longer_than_its_limit_does_not_count() -> None:
     assert capacities(runs, parse_limits("itl_p99:100")) == [Capacity("", 2, 1)]
     assert capacities(runs, LIMITS) == [Capacity("", 4, 1)]
     assert capacities([run(1, 200, None)], parse_limits("itl_p99:100")) == [Capacity("", 1, 1)]  # it has no gaps
+
+
+def test_run_that_judges_nothing_is_passed_over() -> None:
+    cut = Run(1, latency_ms={"itl": {"p99": None}})  # all of its requests were cut off, and none had broken a limit
+    assert capacities([cut, run(2, 200), run(4, 190)], LIMITS) == [Capacity("", 4, 2)]
+    assert capacities([run(1, 200), replace(cut, rate=2)], LIMITS) == [Capacity("", 1, 1)]
+    assert capacities([cut], LIMITS) == [Capacity("", None, None)]
 
 
 def test_every_setting_has_its_own_capacity_and_without_limits_none_has() -> None:

@@ -10,6 +10,7 @@ import pytest
 from service.bench.load import due_times_s
 from service.bench.load_report import html_report, json_report, text_report
 from service.bench.timeline import UNFINISHED, RequestTimeline, load_report
+from service.report.capacity import Capacity, capacities
 from service.report.latency_limits import LatencyLimits
 from service.sim.arrivals import Arrivals, GammaArrivals, OnOffArrivals, PoissonArrivals
 from service.sim.lengths import parse_lengths
@@ -68,6 +69,45 @@ def test_metrics_are_those_of_the_definitions() -> None:
     assert latency["itl"]["mean"] == pytest.approx((500 + 1000 + 250) / 3)
     assert latency["itl"]["p99"] == pytest.approx(990)
     assert latency["e2el"]["mean"] == pytest.approx((2000 + 250 + 1250) / 3)
+
+
+@pytest.mark.parametrize(
+    ("first_token_s", "cut_after_s", "judged_share"),
+    [
+        (None, 0.5, 1.0),  # it may have had its token in time
+        (None, 0.75, 0.5),
+        (0.5, 2.0, 1.0),  # it may have ended in time
+        (0.5, 2.25, 0.5),
+        (0.75, 1.0, 0.5),  # it had its token too late
+    ],
+)
+def test_request_that_was_cut_off_counts_against_the_capacity_once_it_has_broken_a_limit(
+    first_token_s: float | None, cut_after_s: float, judged_share: float
+) -> None:
+    chunk_times_s = [] if first_token_s is None else [first_token_s]
+    cut = RequestTimeline(0.0, chunk_times_s, [1] * len(chunk_times_s), end_s=cut_after_s, error=UNFINISHED)
+    good = RequestTimeline(0.0, [0.25], [1], 3, output_tokens=1, end_s=0.25)
+    limits = LatencyLimits(ttft_ms=500, e2el_ms=2000)
+    report = load_report("", 1.0, 2, [good, cut], limits)
+    assert report.judged_share == judged_share
+    assert report.goodput["share"] == 0.5  # of all that were sent
+    assert load_report("", 1.0, 2, [cut], limits).judged_share == (None if judged_share == 1.0 else 0.0)
+    assert load_report("", 1.0, 2, [good, cut], LatencyLimits(itl_p99_ms=1)).judged_share == 1.0
+
+
+def test_sweep_whose_lowest_rate_was_cut_off_has_the_capacity_of_its_others() -> None:
+    """Each request takes 5 s, and 60 s are measured: those of the last 5 are cut off, at every rate."""
+    limits = LatencyLimits(ttft_ms=500, e2el_ms=10_000)
+    reports = []
+    for rate in (1, 4):
+        starts_s = [number / rate for number in range(60 * rate)]
+        ended = [
+            RequestTimeline(s, [s + 0.25, s + 5], [1, 1], 9, output_tokens=2, end_s=s + 5) for s in starts_s if s <= 55
+        ]
+        cut = [RequestTimeline(s, [s + 0.25], [1], end_s=60.0, error=UNFINISHED) for s in starts_s if s > 55]
+        reports.append(load_report("", float(rate), 60 * rate, ended + cut, limits))
+    assert [report.goodput["share"] for report in reports] == [56 / 60, 221 / 240]
+    assert capacities(reports, limits) == [Capacity("", 4.0, 4.0)]
 
 
 def test_peaks_count_whole_seconds_and_calls_in_flight() -> None:
