@@ -10,16 +10,16 @@ Float64Array = npt.NDArray[np.float64]
 
 _BUCKETS_PER_OCTAVE: Final = 32
 _NUM_OCTAVES: Final = 64
-_LEAST: Final = 2.0**-20  # smaller values share the first bucket
+_LEAST: Final = 2.0**-20  # smaller values share the first bucket, which stands for 0
 _BATCH: Final = 4096  # values that are counted at once
 
 
 class LogHistogram:
     """Count, mean, deviation, and quantiles within 1.1 %, of a distribution of values that are not negative.
 
-    Bucket i holds values from 2^(i / 32) to 2^((i + 1) / 32) times the least one; a quantile is its bucket's geometric
-    middle, but never outside what was seen. Mean and deviation are those of the values but for rounding. Some 100 KiB,
-    however many values: new ones gather until they fill a batch.
+    Bucket i holds values from 2^(i / 32) to 2^((i + 1) / 32) times the least one, the first also what is smaller. A
+    quantile is its bucket's geometric middle, 0 in the first, but never outside what was seen. Mean and deviation are
+    those of the values but for rounding. Some 100 KiB, however many values: new ones gather until they fill a batch.
     """
 
     def __init__(self) -> None:
@@ -41,6 +41,8 @@ class LogHistogram:
 
     def add_all(self, values: Float64Array) -> None:
         """Take in an array of values, which must not change any more."""
+        if not len(values):
+            return
         self._new_arrays.append(values)
         self._num_in_new_arrays += len(values)
         if self._num_in_new_arrays >= _BATCH:
@@ -76,7 +78,7 @@ class LogHistogram:
             return 0.0
         rank = max(1, math.ceil(share * self._num_counted))
         bucket = int(np.searchsorted(np.cumsum(self._counts), rank))
-        middle = _LEAST * 2 ** ((bucket + 0.5) / _BUCKETS_PER_OCTAVE)
+        middle = _LEAST * 2 ** ((bucket + 0.5) / _BUCKETS_PER_OCTAVE) if bucket else 0.0
         return float(min(max(middle, self._least), self._largest))
 
     def summary(self) -> dict[str, float]:

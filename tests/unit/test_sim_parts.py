@@ -1,6 +1,7 @@
 """Router, autoscaler, fairness, histogram, time series and step times of the simulator."""
 
 import json
+import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,6 +158,24 @@ def test_histogram_of_one_value_and_of_none() -> None:
     single = LogHistogram()
     single.add(42.0)
     assert single.summary() == {"mean": 42, "median": 42, "std": 0, "p90": 42, "p95": 42, "p99": 42, "max": 42}
+
+
+def test_histogram_has_zeros_for_quantiles_where_zeros_were_seen() -> None:
+    histogram = LogHistogram()
+    histogram.add_all(np.array([0.0, 0.0, 0.0, 8.0]))
+    assert (histogram.quantile(0.75), histogram.quantile(1.0)) == (0.0, 8.0)
+
+
+def test_arrays_of_nothing_leave_nothing_in_a_histogram() -> None:
+    histogram = LogHistogram()
+    histogram.add(1.0)
+    tracemalloc.start()
+    for _ in range(10_000):
+        histogram.add_all(np.zeros(4)[4:])  # a view of 100 bytes and more
+    used_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used_bytes < 100_000
+    assert (histogram.count, histogram.mean) == (1, 1.0)
 
 
 def test_series_keeps_the_mean_however_long_time_gets() -> None:
