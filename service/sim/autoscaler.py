@@ -8,6 +8,7 @@ from typing import Final
 from service.errors import ConfigError
 
 MAX_REPLICAS: Final = 1024  # more than a router sees through
+_LEAST_TARGET_LOAD: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,11 @@ class AutoscaleRule:
         if not 1 <= self.min_replicas <= self.max_replicas <= MAX_REPLICAS:
             limit = f"needs 1 <= least <= most <= {MAX_REPLICAS:,}"
             raise ConfigError(f"replicas from {self.min_replicas} to {self.max_replicas}: {limit}")
-        if not self.target_load > 0 or not self.interval_s > 0:
-            raise ConfigError(f"target_load {self.target_load}, interval_s {self.interval_s}: both must be above 0")
+        if not _LEAST_TARGET_LOAD <= self.target_load < math.inf:
+            limit = f"must be finite, and at least {_LEAST_TARGET_LOAD:g}"
+            raise ConfigError(f"target_load is {self.target_load:g} live requests on a replica, but {limit}")
+        if not self.interval_s > 0:
+            raise ConfigError(f"interval_s is {self.interval_s:g}, but must be above 0")
         if not self.startup_s >= 0 or not self.cooldown_s >= 0:
             raise ConfigError(f"startup_s {self.startup_s}, cooldown_s {self.cooldown_s}: neither may be below 0")
 

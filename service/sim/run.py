@@ -30,9 +30,12 @@ class Deployment:
     autoscale: AutoscaleRule | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for no replica, and for too many."""
+        """Raise ConfigError for no replica, for too many, and for more than the rule allows."""
         if not 1 <= self.num_replicas <= MAX_REPLICAS:
             raise ConfigError(f"num_replicas is {self.num_replicas}, but must be between 1 and {MAX_REPLICAS:,}")
+        if self.autoscale is not None and self.num_replicas > self.autoscale.max_replicas:
+            limit = f"the most that the autoscaler may have is {self.autoscale.max_replicas}"
+            raise ConfigError(f"num_replicas is {self.num_replicas} at the start, but {limit}")
 
 
 class Simulation:

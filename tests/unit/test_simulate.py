@@ -136,6 +136,8 @@ def test_autoscaled_deployment_grows_under_load(capsys: pytest.CaptureFixture[st
         (["--prompts", "fixed:0"], "lengths 'fixed:0'"),
         (["--autoscale", "3"], "--autoscale '3'"),
         (["--autoscale", "1:1025:8"], "most <= 1,024"),
+        (["--autoscale", "1:8:64", "--replicas", "9"], "num_replicas is 9 at the start, but the most"),
+        (["--autoscale", "1:8:1e-320"], "must be finite, and at least 1e-06"),
         (["--host-kv", "off,on", "--prefix-cache", "off"], "--host-kv on: needs --prefix-cache on"),
         (["--host-kv", "on", "--batching", "continuous,static"], "needs --prefix-cache on and --batching continuous"),
         (["--rates", "1e-6", "--outputs", "fixed:1"], "all must arrive within 1e+09 s"),
