@@ -16,7 +16,8 @@ class AutoscaleRule:
     """As many replicas as keep `target_load` live requests on each, between two bounds.
 
     Looked at every `interval_s`. Growth is ordered at once and helps after `startup_s`; replicas are given up only
-    when the load has asked for fewer during all of `cooldown_s`, and end when their requests have.
+    when the load has asked for fewer during all of `cooldown_s`, and end when their requests have. Those at the start
+    count as asked for then, as in a Kubernetes HPA.
     """
 
     min_replicas: int
@@ -53,6 +54,8 @@ class Autoscaler:
 
     def decide(self, now_s: float, num_live: int, num_replicas: int) -> int:
         """How many replicas there should be from now on. `num_replicas` are there or starting."""
+        if not self._wanted:
+            self._wanted.append((0.0, num_replicas))
         wanted = self.rule.wanted(num_live)
         self._wanted.append((now_s, wanted))
         while self._wanted[0][0] < now_s - self.rule.cooldown_s:

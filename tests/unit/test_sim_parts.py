@@ -1,6 +1,7 @@
 """Router, autoscaler, fairness, histogram, time series and step times of the simulator."""
 
 import json
+import math
 import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,17 @@ def test_autoscaler_grows_at_once_and_shrinks_after_the_cooldown() -> None:
     assert scaler.decide(100, num_live=1000, num_replicas=1) == 5
 
 
-@pytest.mark.parametrize(("least", "most", "load"), [(0, 1, 1), (2, 1, 1), (1, 1, 0)])
+def test_autoscaler_keeps_those_of_the_start_for_the_cooldown() -> None:
+    scaler = Autoscaler(AutoscaleRule(1, 8, target_load=64, interval_s=15, cooldown_s=300))
+    decided = [scaler.decide(now_s, num_live=0, num_replicas=8) for now_s in range(15, 301, 15)]
+    assert decided == [8] * 20
+    assert scaler.decide(315, num_live=0, num_replicas=8) == 1
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "load"),
+    [(0, 1, 1), (2, 1, 1), (1, 1, 0), (1, 8, 1e-320), (1, 8, 0.9e-6), (1, 8, math.inf), (1, 8, math.nan)],
+)
 def test_autoscale_rule_without_sense_is_refused(least: int, most: int, load: float) -> None:
     with pytest.raises(ConfigError):
         AutoscaleRule(least, most, load)
