@@ -105,6 +105,7 @@ class Collector:
         """A request was turned away."""
         slot = seq_id & (_MAX_LIVE - 1)
         self.totals.refused += 1
+        self.totals.end_ns = max(self.totals.end_ns, int(self.live.arrival_ns[slot]))
         self.shares.on_waiting(int(self.live.tenant[slot]), -1)
         self.live.close(slot)
 

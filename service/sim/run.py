@@ -91,6 +91,11 @@ class Simulation:
         return sum(replica.num_live for replica in (*self._ready, *self._draining))
 
     @property
+    def _is_over(self) -> bool:
+        """True when nobody is served, or will be."""
+        return not self._has_arrivals and not self.num_live
+
+    @property
     def counters(self) -> list[SchedulerCounters]:
         """Of every replica that ever was."""
         return [*self._past, *(replica.scheduler.counters for replica in (*self._ready, *self._draining))]
@@ -119,8 +124,10 @@ class Simulation:
             self._past.append(replica.scheduler.counters)
 
     def _scale(self, now_ns: int) -> None:
-        """Look at the load, order or give up replicas, and look again later."""
+        """Look at the load, order or give up replicas, and look again later; nothing after the last request's end."""
         assert self._autoscaler is not None, "only a deployment with a rule is scaled"
+        if self._is_over:
+            return
         rule, num_replicas = self._autoscaler.rule, len(self._ready) + len(self._starting)
         wanted = self._autoscaler.decide(now_ns / 1e9, self.num_live, num_replicas)
         for _ in range(num_replicas, wanted):
@@ -129,11 +136,10 @@ class Simulation:
             self._at(now_ns + round(rule.startup_s * 1e9), partial(self._join, replica))
         if wanted < num_replicas:
             self._give_up(num_replicas - wanted, now_ns)
-        if self._has_arrivals or self.num_live:
-            self._at(now_ns + round(rule.interval_s * 1e9), self._scale)
+        self._at(now_ns + round(rule.interval_s * 1e9), self._scale)
 
     def _join(self, replica: Replica, now_ns: int) -> None:
-        if replica in self._starting:  # not given up meanwhile
+        if replica in self._starting and not self._is_over:  # not given up meanwhile
             self._count_replicas(now_ns)
             self._starting.remove(replica)
             self._ready.append(replica)

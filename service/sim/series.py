@@ -22,7 +22,9 @@ class TimeSeries:
         self.largest = 0.0
 
     def add(self, start_ns: int, end_ns: int, value: float) -> None:
-        """The quantity was `value` from `start_ns` to `end_ns`, both at least 0."""
+        """The quantity was `value` from `start_ns` to `end_ns`, both at least 0. Nothing, when no time lies between."""
+        if start_ns >= end_ns:
+            return
         while end_ns > self._width_ns * _NUM_BINS:
             self._merge()
         self.largest = max(self.largest, value)

@@ -201,6 +201,13 @@ def test_series_keeps_the_mean_however_long_time_gets() -> None:
     assert points[0] == (pytest.approx(1.024), pytest.approx((10 * 2.048) / 2.048))
 
 
+def test_series_ignores_what_took_no_time() -> None:
+    series = TimeSeries()
+    series.add(2 * S, 2 * S, 9.0)
+    series.add(3 * S, 2 * S, 9.0)
+    assert (series.largest, series.mean, series.points()) == (0.0, 0.0, [])
+
+
 def test_series_splits_a_value_over_its_bins() -> None:
     series = TimeSeries()
     series.add(500_000, 1_500_000, 4.0)

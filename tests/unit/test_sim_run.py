@@ -123,6 +123,21 @@ def test_autoscaler_adds_replicas_after_their_start_up_and_gives_them_up() -> No
     assert fixed.totals.end_ns == 340 * MS
 
 
+def test_replicas_count_until_the_last_request_has_ended() -> None:
+    """One after the other, 20 ms each: at 10 ms three more are ordered, for 90 ms, when all has ended at 80."""
+    config, latency = replace(CONFIG, max_num_seqs=1), StepLatency(20 * MS, 0, 0, 0)
+    rule = AutoscaleRule(1, 4, target_load=1, interval_s=0.01, startup_s=0.08)
+    simulation = Simulation(Deployment(config, latency, autoscale=rule), ONE, LatencyLimits())
+    replicas = simulation.run([SimRequest(0, 0, 2, 1) for _ in range(4)]).replicas
+    assert (replicas.mean, replicas.largest) == (1.0, 1.0)
+    assert replicas.points()[-1][0] == pytest.approx(0.08, abs=0.001)
+
+
+def test_run_ends_with_its_last_request_though_it_was_refused() -> None:
+    measured = simulate(SimRequest(0, 0, 2, 1), SimRequest(9 * MS, 0, 99, 1))
+    assert (measured.totals.refused, measured.totals.end_ns) == (1, 9 * MS)
+
+
 def test_a_workload_without_requests_ends_at_the_first_look_at_the_load() -> None:
     rule = AutoscaleRule(1, 2, target_load=4, interval_s=0.01)
     simulation = Simulation(Deployment(CONFIG, LATENCY, autoscale=rule), ONE, LatencyLimits())
