@@ -23,12 +23,14 @@ class _Step:
 
     plan: StepPlan
     start_ns: int
+    kv_occupancy: float  # share of the blocks that are taken
 
 
 class Replica:
     """A scheduler on virtual time. Its tokens have no values, and nothing is checked slot by slot.
 
-    `wake` lets it go on: it commits the step that is over and begins the next one.
+    `wake` lets it go on: it commits the step that is over and begins the next one. The series know it from `join` to
+    `leave`.
     """
 
     def __init__(self, number: int, config: SchedulerConfig, latency: StepLatency, collector: Collector) -> None:
@@ -40,9 +42,20 @@ class Replica:
         self._latency = latency
         self._collector = collector
         self._step: _Step | None = None
-        self._measured_ns = -1  # until when the series know about it
+        self._measured_ns = 0  # until when the series of steps know about it
+        self._num_waiting = 0
+        self._waiting_since_ns = 0  # when that number was first so
         self._tokens: Int32Array = np.zeros(max(config.max_num_seqs, config.max_model_len), np.int32)
         self._tokens.flags.writeable = False
+
+    def join(self, now_ns: int) -> None:
+        """Be ready for requests."""
+        self._measured_ns = self._waiting_since_ns = now_ns
+
+    def leave(self, now_ns: int) -> None:
+        """Be ready no longer, with no request left."""
+        self._note_idle(now_ns)
+        self._collector.waiting.add(self._waiting_since_ns, now_ns, self._num_waiting)
 
     def add(self, seq_id: int, request: SimRequest, tenant: Tenant) -> bool:
         """Take a request. False when a server would refuse it: it exceeds the context, or the scheduler says no."""
@@ -69,6 +82,7 @@ class Replica:
         except ChairliftError:
             return False
         self.num_live += 1
+        self._note_queue(request.arrival_ns)
         return True
 
     @property
@@ -96,7 +110,9 @@ class Replica:
         context_tokens = int(batch.num_computed_tokens[plan.rows].sum())
         duration_ns = self._latency.step_ns(plan.num_tokens - num_decode_rows, num_decode_rows, context_tokens)
         duration_ns += round((len(plan.offload) + len(plan.restore)) * scheduler.config.host_block_ns)
-        self._step = _Step(plan, now_ns)
+        counters = scheduler.counters  # as the step runs: its end frees the blocks of whom it finishes
+        self._step = _Step(plan, now_ns, 1.0 - counters.num_free_blocks / (counters.num_blocks - 1))
+        self._note_queue(now_ns)
         return now_ns + max(duration_ns, 1)
 
     def _finish(self, step: _Step, now_ns: int) -> None:
@@ -111,19 +127,25 @@ class Replica:
         for index in np.flatnonzero(delta.finish_reasons).tolist():
             self.num_live -= 1
             collector.on_finished(now_ns, int(delta.seq_ids[index]), int(delta.finish_reasons[index]))
-        self._measure(step.start_ns, now_ns, len(delta.seq_ids))
+        self._note_idle(step.start_ns)
+        self._measured_ns = now_ns
+        collector.batch_size.add(step.start_ns, now_ns, len(delta.seq_ids))
+        collector.kv_occupancy.add(step.start_ns, now_ns, step.kv_occupancy)
+        self._note_queue(now_ns)
 
-    def _measure(self, start_ns: int, end_ns: int, batch_size: int) -> None:
-        """Tell the series about a step, and about the idle time before it."""
-        collector, counters = self._collector, self.scheduler.counters
-        occupancy = 1.0 - counters.num_free_blocks / (counters.num_blocks - 1)
-        if 0 <= self._measured_ns < start_ns:
-            for series in (collector.batch_size, collector.kv_occupancy, collector.waiting):
-                series.add(self._measured_ns, start_ns, 0.0)
-        self._measured_ns = end_ns
-        collector.batch_size.add(start_ns, end_ns, batch_size)
-        collector.kv_occupancy.add(start_ns, end_ns, occupancy)
-        collector.waiting.add(start_ns, end_ns, counters.num_waiting + counters.num_preempted)
+    def _note_idle(self, now_ns: int) -> None:
+        """Tell the series that no step ran until now."""
+        for series in (self._collector.batch_size, self._collector.kv_occupancy):
+            series.add(self._measured_ns, now_ns, 0.0)
+        self._measured_ns = now_ns
+
+    def _note_queue(self, now_ns: int) -> None:
+        """Tell the series how many waited until now, if others do from now on."""
+        counters = self.scheduler.counters
+        num_waiting = counters.num_waiting + counters.num_preempted
+        if num_waiting != self._num_waiting:
+            self._collector.waiting.add(self._waiting_since_ns, now_ns, self._num_waiting)
+            self._num_waiting, self._waiting_since_ns = num_waiting, now_ns
 
 
 def _block_names(seq_id: int, request: SimRequest, prompt_tokens: int, block_size: int) -> bytes:

@@ -169,8 +169,8 @@ def html_report(command: str, reports: Sequence[RunReport], limits: LatencyLimit
 
 
 _SERIES_KINDS: Final = (
-    ("batch_size", "Effective batch size", "sequences", "sequences that got a token in a step, mean over time"),
-    ("kv_occupancy", "KV occupancy", "share of blocks", "share of the KV buffer's blocks that are taken"),
+    ("batch_size", "Effective batch size", "sequences", "those that get a token in a step; 0 between steps"),
+    ("kv_occupancy", "KV occupancy", "share of blocks", "share of the blocks that is taken in a step; 0 between steps"),
     ("waiting", "Queue", "requests", "requests that wait at a replica"),
     ("replicas", "Replicas", "replicas", "ready and draining ones"),
 )

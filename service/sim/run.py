@@ -64,6 +64,8 @@ class Simulation:
     def run(self, requests: Iterable[SimRequest], on_progress: Callable[[int], None] | None = None) -> Collector:
         """Serve `requests`, which arrive in order, to their ends. `on_progress` gets the number that have arrived."""
         self._ready = [self._new_replica() for _ in range(self._deployment.num_replicas)]
+        for replica in self._ready:
+            replica.join(0)
         if self._autoscaler is not None:
             self._at(round(self._autoscaler.rule.interval_s * 1e9), self._scale)
         events, totals = self._events, self.collector.totals
@@ -83,6 +85,8 @@ class Simulation:
             now_ns, _, happen = heapq.heappop(events)
             happen(now_ns)
         self._count_replicas(totals.end_ns)
+        for replica in self._ready:
+            replica.leave(totals.end_ns)
         return self.collector
 
     @property
@@ -121,7 +125,7 @@ class Simulation:
         elif replica in self._draining:
             self._count_replicas(now_ns)
             self._draining.remove(replica)
-            self._past.append(replica.scheduler.counters)
+            self._part_with(replica, now_ns)
 
     def _scale(self, now_ns: int) -> None:
         """Look at the load, order or give up replicas, and look again later; nothing after the last request's end."""
@@ -143,17 +147,24 @@ class Simulation:
             self._count_replicas(now_ns)
             self._starting.remove(replica)
             self._ready.append(replica)
+            replica.join(now_ns)
 
     def _give_up(self, num_replicas: int, now_ns: int) -> None:
         """Starting replicas go first, then the newest; what they have begun they finish."""
         self._count_replicas(now_ns)
         for _ in range(num_replicas):
-            is_ready = not self._starting
-            replica = self._ready.pop() if is_ready else self._starting.pop()
+            if self._starting:
+                self._starting.pop()
+                continue
+            replica = self._ready.pop()
             if replica.num_live:
                 self._draining.append(replica)
             else:
-                self._past.append(replica.scheduler.counters)
+                self._part_with(replica, now_ns)
+
+    def _part_with(self, replica: Replica, now_ns: int) -> None:
+        replica.leave(now_ns)
+        self._past.append(replica.scheduler.counters)
 
     def _count_replicas(self, now_ns: int) -> None:
         """Tell the series how many there were until now."""

@@ -75,6 +75,46 @@ def test_idle_time_counts_as_an_empty_batch() -> None:
     assert measured.batch_size.mean == pytest.approx(2.4 / 7.2)
 
 
+def test_blocks_are_taken_while_the_step_that_ends_a_request_runs() -> None:
+    """Ten tokens in three of 100 blocks, for the whole of the 2 ms."""
+    measured = simulate(SimRequest(0, 0, 10, 1))
+    assert (measured.kv_occupancy.mean, measured.kv_occupancy.largest) == (pytest.approx(0.03), pytest.approx(0.03))
+
+
+def test_replica_that_nobody_asks_counts_as_empty() -> None:
+    """Of four replicas one serves one sequence, in two blocks of 100, all the time."""
+    measured = simulate(SimRequest(0, 0, 5, 1), num_replicas=4)
+    assert measured.batch_size.mean == pytest.approx(1 / 4)
+    assert measured.kv_occupancy.mean == pytest.approx(0.02 / 4)
+    assert measured.batch_size.points() == [(0.0005, 0.25), (0.0015, 0.25)]
+
+
+def test_replica_is_measured_from_its_join_to_its_end() -> None:
+    """Requests of 20 ms one at a time, six of them at once, one at 200 ms, all on the first replica. Of the two that
+    are ordered at 10 ms and join at 30, one goes at 80 ms, as two requests are left, and one at 100.
+    """
+    config, latency = replace(CONFIG, max_num_seqs=1), StepLatency(20 * MS, 0, 0, 0)
+    rule = AutoscaleRule(1, 3, target_load=1, interval_s=0.01, startup_s=0.02, cooldown_s=0.0)
+    requests = [*(SimRequest(0, 0, 2, 1) for _ in range(6)), SimRequest(200 * MS, 0, 2, 1)]
+    measured = simulate(*requests, scheduler=config, latency=latency, autoscale=rule)
+    assert measured.batch_size.mean == pytest.approx(7 * 20 / (220 + 50 + 70))
+    assert measured.replicas.mean == pytest.approx((220 + 50 + 70) / 220)
+
+
+def test_queue_obeys_littles_law() -> None:
+    """Requests that wait, on average over time: their rate times their mean wait."""
+    workload = Workload(PoissonArrivals(900), SeparateLengths(FixedLength(8), FixedLength(4)), num_requests=500)
+    for changes in (
+        {"batching": "continuous"},
+        {"batching": "static", "prefix_cache": False},
+        {"batching": "dynamic", "batch_window_ns": 5 * MS, "prefix_cache": False},
+    ):
+        scheduler = replace(CONFIG, **changes)  # type: ignore[arg-type]
+        measured = simulate(*workload.requests(), scheduler=scheduler, num_replicas=2)
+        queue_ms = measured.queue_wait.mean * measured.queue_wait.count
+        assert 2 * measured.waiting.mean == pytest.approx(queue_ms * MS / measured.totals.end_ns)
+
+
 def test_refused_requests_are_counted_and_forgotten() -> None:
     config = replace(CONFIG, max_num_seqs=1, max_waiting_requests=1)
     measured = simulate(*(SimRequest(number, 0, 2, 1) for number in range(4)), scheduler=config)
@@ -192,5 +232,6 @@ def test_dynamic_batch_begins_when_its_window_has_passed_or_when_it_is_full() ->
     config = replace(CONFIG, batching="dynamic", batch_window_ns=5 * MS, max_num_seqs=2, prefix_cache=False)
     lonely = simulate(SimRequest(0, 0, 2, 1), scheduler=config)
     assert lonely.totals.end_ns == round(6.2 * MS)
+    assert lonely.waiting.mean == pytest.approx(5 / 6.2)
     full = simulate(SimRequest(0, 0, 2, 1), SimRequest(1 * MS, 0, 2, 1), scheduler=config)
     assert full.totals.end_ns == round(2.4 * MS)
