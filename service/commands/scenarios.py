@@ -4,7 +4,7 @@ import itertools
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import cast, get_args
+from typing import Final, cast, get_args
 
 from service.core.scheduler_config import BatchingMode, OrderingConfig, Policy, SchedulerConfig
 from service.errors import ConfigError
@@ -24,6 +24,7 @@ AXES = {
     "host_kv": ("off", "on"),
 }
 """Flags that take several values, beside the rates."""
+_NUM_REQUESTS: Final = 10_000  # that are drawn unless the flags say how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +109,13 @@ def _workloads(args: Namespace, tenants: tuple[Tenant, ...]) -> list[tuple[float
         return [(rate, Trace(args.trace, tenants, args.requests, speed=rate)) for rate in args.rates]
     lengths = _lengths(args)
     prefixes = SharedPrefixes(args.prefixes, args.prefix_tokens, args.prefix_share) if args.prefixes else NO_PREFIXES
+    num_requests = args.requests if args.requests is not None else _NUM_REQUESTS
     bursts = {"burstiness": args.burstiness, "on_s": args.on_s, "off_s": args.off_s}
     return [
         (
             rate,
             Workload(
-                arrivals_named(args.arrivals, rate, **bursts), lengths, args.requests, tenants, prefixes, args.seed
+                arrivals_named(args.arrivals, rate, **bursts), lengths, num_requests, tenants, prefixes, args.seed
             ),
         )
         for rate in args.rates

@@ -33,7 +33,7 @@ profile's name, a JSON object of overhead_ns, prefill_token_ns, decode_row_ns, c
 `chairlift bench step --json` printed. --rates, --batching, --policy, --router, --prefix-cache and --host-kv take
 several values: every combination is run, and the report compares them."""
 WORKLOAD_FLAGS = (
-    NumberFlag("--requests", whole_number(1, MAX_COUNT), 10_000, "how many"),
+    NumberFlag("--requests", whole_number(1, MAX_COUNT), None, "how many (default 10000, or the whole trace)"),
     NumberFlag("--prefixes", whole_number(0, MAX_PREFIXES), 0, "shared prompt prefixes of each tenant"),
     NumberFlag("--prefix-tokens", whole_number(1, MAX_MODEL_LEN), 1024, "tokens of one"),
     NumberFlag("--prefix-share", real_number(0, 1), 0.9, "requests that begin with one"),
@@ -127,8 +127,10 @@ def _run_scenario(
 ) -> RunReport:
     simulation = Simulation(scenario.deployment, tenants, limits)
     rate_unit = TIMES_THE_TRACE if args.trace else REQUESTS_PER_S
-    with bar.open(f"{scenario.name} {scenario.rate:g} {rate_unit}", args.requests) as progress:
-        simulation.run(scenario.workload.requests(), progress)
+    stage, num_requests = f"{scenario.name} {scenario.rate:g} {rate_unit}", scenario.workload.num_requests
+    with bar.open(stage, 1 if num_requests is None else num_requests) as show:
+        on_progress = show if num_requests is not None else lambda num: show(0, f", {num} requests")
+        simulation.run(scenario.workload.requests(), on_progress)
     return replace(run_report(scenario.name, scenario.rate, simulation, tenants), rate_unit=rate_unit)
 
 

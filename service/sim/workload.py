@@ -105,11 +105,11 @@ class Trace:
 
     path: Path
     tenants: tuple[Tenant, ...]  # whom the lines may name; one without a tenant is the first one's
-    num_requests: int
+    num_requests: int | None = None  # at most; None: all
     speed: float = 1.0
 
     def requests(self) -> Iterator[SimRequest]:
-        """The first `num_requests` lines in the order of their arrival. Raises ConfigError for a line that is wrong."""
+        """The requests in the order of their arrival, `num_requests` at most. Raises ConfigError for a wrong line."""
         window: list[tuple[int, int, SimRequest]] = []
         now_ns = 0  # up to where requests have been given out
         for line_number, request in islice(self._read(), self.num_requests):

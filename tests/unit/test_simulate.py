@@ -120,6 +120,15 @@ def test_trace_is_replayed_at_several_speeds(tmp_path: Path, capsys: pytest.Capt
     assert (slow["duration_s"], fast["duration_s"]) == (pytest.approx(19, abs=0.1), pytest.approx(1.9, abs=0.1))
 
 
+def test_trace_is_replayed_whole_unless_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"arrival_s": 0, "prompt_tokens": 9, "output_tokens": 1}\n' * 10_001)
+    for flags, arrived in (([], 10_001), (["--requests", "9"], 9)):
+        assert cli.main(["simulate", "--trace", str(trace), "--num-blocks", "20000", *flags, "--json"]) == 0
+        (run,) = json.loads(capsys.readouterr().out)["runs"]
+        assert run["requests"]["arrived"] == arrived
+
+
 def test_autoscaled_deployment_grows_under_load(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--requests", "2000", "--rates", "100", "--max-num-seqs", "1", "--autoscale", "1:4:8", "--json"]
     flags += ["--scale-interval-s", "1", "--startup-s", "2"]
