@@ -120,6 +120,7 @@ class _Client:
                 if event == "chunk" and response.chunk.token_ids:
                     timeline.chunk_times_s.append(time.monotonic())
                     timeline.chunk_tokens.append(len(response.chunk.token_ids))
+                    timeline.output_tokens += len(response.chunk.token_ids)
                 elif event == "complete":
                     usage = response.complete.usage
                     timeline.prompt_tokens, timeline.output_tokens = usage.prompt_tokens, usage.completion_tokens

@@ -30,7 +30,7 @@ class RequestTimeline:
     chunk_tokens: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0  # of them, found in the server's prefix cache
-    output_tokens: int = 0  # from the server's usage
+    output_tokens: int = 0  # from the server's usage; until it has come, those of the chunks
     end_s: float = 0.0  # when the call ended, however it did
     error: str = ""  # status code of a request that failed, UNFINISHED, or nothing
     details: str = ""  # what the server said of the error

@@ -3,9 +3,13 @@
 import argparse
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
+from chairlift.inference.v1 import inference_pb2 as pb
+from chairlift.inference.v1 import inference_pb2_grpc as pb_grpc
 
 from service.bench.load import run_load
 from service.bench.timeline import UNFINISHED
@@ -115,6 +119,29 @@ def test_what_runs_when_time_is_up_is_cancelled_on_the_server_too() -> None:
             result = await run_load(target, [request_for(), request_for()], [0.0, 3600.0], max_seconds=2.0)
             assert [timeline.error for timeline in result.timelines] == [UNFINISHED]
             await eventually(lambda: toy.served.engine.num_open_streams == 0)
+
+    run_async(main())
+
+
+def test_tokens_of_a_stream_that_does_not_say_how_many_they_were_are_counted() -> None:
+    class Abrupt(pb_grpc.InferenceServiceServicer):
+        async def Generate(
+            self, request: pb.GenerateRequest, context: "grpc.aio.ServicerContext[object, object]"
+        ) -> AsyncIterator[pb.GenerateResponse]:
+            for token_ids in ([1], [2, 3, 4]):
+                yield pb.GenerateResponse(chunk=pb.GenerateChunk(token_ids=token_ids))
+
+    async def main() -> None:
+        server = grpc.aio.server()
+        pb_grpc.add_InferenceServiceServicer_to_server(Abrupt(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            (timeline,) = (await run_load(f"127.0.0.1:{port}", [request_for()], [0.0], max_seconds=60)).timelines
+        finally:
+            await server.stop(None)
+        assert timeline.is_completed and timeline.output_tokens == 4
+        assert timeline.tpot_s == pytest.approx((timeline.chunk_times_s[1] - timeline.chunk_times_s[0]) / 3)
 
     run_async(main())
 
