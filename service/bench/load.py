@@ -21,6 +21,9 @@ Metadata = tuple[tuple[str, str], ...]
 NUM_CHANNELS: Final = 4
 """Connections that the calls take turns on, so that no limit of streams per connection holds one back."""
 
+CONNECT_TIMEOUT_S: Final = 10.0
+"""How long a connection is waited for."""
+
 _PROGRESS_PERIOD_S: Final = 0.2
 _CHANNEL_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1))
 
@@ -49,6 +52,12 @@ def due_times_s(arrivals: Arrivals | None, rate: float, num_requests: int, seed:
     return [time_s * scale for time_s in times_s] if math.isfinite(scale) else times_s
 
 
+async def is_reachable(target: str, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> bool:
+    """True when a server takes connections at `target`, and says so in time."""
+    async with grpc.aio.insecure_channel(target, _CHANNEL_OPTIONS) as channel:
+        return await _are_ready([channel], connect_timeout_s)
+
+
 async def run_load(
     target: str,
     requests: Sequence[pb.GenerateRequest],
@@ -60,13 +69,15 @@ async def run_load(
 ) -> LoadResult:
     """Send `requests[i]` to `target` when `times_s[i]` (ascending) is due, and wait until all have ended.
 
-    Each goes with `metadata[i]`, if there is any.
+    Each goes with `metadata[i]`, if there is any. The clock starts when all connections are made, so that no call waits
+    for its own; where a server refuses them, or does not answer in time, calls find out for themselves.
 
     After `max_seconds` no more are sent, and those that run are cancelled and count as unfinished. `on_progress` is
     told now and then how many have ended and how many run.
     """
     channels = [grpc.aio.insecure_channel(target, _CHANNEL_OPTIONS) for _ in range(NUM_CHANNELS)]
     try:
+        await _are_ready(channels, CONNECT_TIMEOUT_S)
         client = _Client([pb_grpc.InferenceServiceStub(channel) for channel in channels])
         reporting = asyncio.create_task(_report(client, on_progress)) if on_progress is not None else None
         try:
@@ -133,6 +144,23 @@ class _Client:
         finally:
             timeline.end_s = time.monotonic()
             self.num_ended += 1
+
+
+async def _are_ready(channels: Sequence[grpc.aio.Channel], timeout_s: float) -> bool:
+    """Connect all; False when one is refused, or the time is up."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return all(await asyncio.gather(*(_is_ready(channel) for channel in channels)))
+    except TimeoutError:
+        return False
+
+
+async def _is_ready(channel: grpc.aio.Channel) -> bool:
+    """Connect; False when it is refused, which `channel_ready` would wait out."""
+    final = (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
+    while (state := channel.get_state(try_to_connect=True)) not in final:
+        await channel.wait_for_state_change(state)
+    return state is grpc.ChannelConnectivity.READY
 
 
 async def _report(client: _Client, on_progress: Callable[[int, int], None]) -> None:

@@ -18,7 +18,7 @@ from graphs.progress import OpenProgress, ProgressBar
 from service.api.call import TENANT_KEY
 from service.api.convert import request_message
 from service.api.params import GenerationParams, TokenPrompt
-from service.bench.load import Metadata, due_times_s, run_load
+from service.bench.load import Metadata, due_times_s, is_reachable, run_load
 from service.bench.load_report import html_report, json_report, text_report
 from service.bench.number_flags import (
     ARRIVAL_FLAGS,
@@ -138,7 +138,9 @@ def _show(progress: OpenProgress, num_ended: int, num_running: int) -> None:
 
 
 async def _warm_up(args: Namespace, feed: Feed) -> None:
-    """Requests one after the other, so that a server that is not there is told at once."""
+    """Requests one after the other, so that a server that is not there is told at once. Raises RemoteError."""
+    if not args.warm_up and not await is_reachable(args.target):
+        raise RemoteError(f"{args.target}: UNAVAILABLE: no connection")
     for number, request in enumerate(feed.requests[: args.warm_up]):
         metadata = feed.metadata[number : number + 1]
         load = run_load(args.target, [request], [0.0], metadata=metadata, max_seconds=args.max_seconds)

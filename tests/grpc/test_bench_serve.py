@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from chairlift.inference.v1 import inference_pb2 as pb
 from chairlift.inference.v1 import inference_pb2_grpc as pb_grpc
 
-from service.bench.load import run_load
+from service.bench.load import NUM_CHANNELS, is_reachable, run_load
 from service.bench.timeline import UNFINISHED
 from service.commands import bench_serve
 from service.commands.bench_serve import measure
@@ -88,6 +89,47 @@ def test_load_is_open_a_full_server_does_not_hold_requests_back() -> None:
         assert all(timeline.is_completed for timeline in result.timelines)
 
     run_async(main())
+
+
+def test_no_call_waits_for_its_connection_to_be_made() -> None:
+    """When the first call arrives, through a proxy that counts connections, there are all those of the later ones."""
+    connected = []
+
+    async def main() -> None:
+        async with connected_toy() as toy:
+
+            async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                connected.append(writer)
+                of_server, to_server = await asyncio.open_connection("127.0.0.1", toy.port)
+                await asyncio.gather(_copy(reader, to_server), _copy(of_server, writer))
+
+            async with await asyncio.start_server(forward, "127.0.0.1", 0) as proxy:
+                toy.served.executor.close_gate()
+                port = proxy.sockets[0].getsockname()[1]
+                sending = asyncio.create_task(run_load(f"127.0.0.1:{port}", [request_for()], [0.0], max_seconds=60))
+                await eventually(lambda: toy.served.engine.num_open_streams == 1)
+                assert len(connected) == NUM_CHANNELS
+                toy.served.executor.allow(float("inf"))
+                (timeline,) = (await sending).timelines
+                assert timeline.is_completed
+
+    run_async(main())
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while piece := await reader.read(1 << 16):
+        writer.write(piece)
+    writer.close()
+
+
+def test_server_that_answers_no_connection_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert not run_async(is_reachable(f"127.0.0.1:{silent.getsockname()[1]}", connect_timeout_s=0.1))
+
+
+def test_requests_to_a_server_that_has_gone_fail() -> None:
+    result = run_async(run_load("127.0.0.1:1", [request_for(), request_for()], [0.0, 0.0], max_seconds=60))
+    assert [timeline.error for timeline in result.timelines] == ["UNAVAILABLE"] * 2
 
 
 def test_refused_requests_fail_with_their_status() -> None:
@@ -208,8 +250,9 @@ def test_file_that_is_no_utf_8_is_told_by_its_line(tmp_path: Path) -> None:
         bench_serve._feed(parse("--requests", str(path)))
 
 
-def test_server_that_is_not_there_is_one_line_and_2() -> None:
-    done = run_cli("bench", "serve", "--target", "127.0.0.1:1", "--num-requests", "3")
+@pytest.mark.parametrize("num_warm_up", ["1", "0"])
+def test_server_that_is_not_there_is_one_line_and_2(num_warm_up: str) -> None:
+    done = run_cli("bench", "serve", "--target", "127.0.0.1:1", "--num-requests", "3", "--warm-up", num_warm_up)
     assert done.returncode == 2
     assert done.stderr.startswith("chairlift bench serve: 127.0.0.1:1: UNAVAILABLE: ")
     assert len(done.stderr.splitlines()) == 1
