@@ -43,8 +43,9 @@ from service.sim.lengths import parse_lengths
 
 EPILOG = """A file of requests has lines as `chairlift run` reads them; with --arrivals trace each also has arrival_s,
 and --rates are speeds. Without a file prompts are random token ids, with lengths fixed:N, uniform:LEAST:MOST or
-lognormal:MEDIAN:SIGMA. Requests go out when they are due, however many are in flight; a rate of inf sends all at
-once."""
+lognormal:MEDIAN:SIGMA; each rate has its own, of the same lengths. A file's are the same at every rate: a server with a
+prefix cache has those of the first run. Requests go out when they are due, however many are in flight; a rate of inf
+sends all at once."""
 ARRIVALS = ("poisson", "gamma", "on-off", "trace")
 NUMBER_FLAGS = (
     NumberFlag("--num-requests", whole_number(1, 10_000_000), None, "of each run (default: the file's, else 100)"),
@@ -56,7 +57,10 @@ NUMBER_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The requests of every run, whose they are, and when the trace has them, if it is one."""
+    """The requests of a run, whose they are, and when the trace has them, if it is one.
+
+    Those of a file are of every run, and of the warm-up; drawn ones are of the warm-up alone.
+    """
 
     requests: list[pb.GenerateRequest]
     tenants: list[str] = field(default_factory=list)  # of each request, or of none
@@ -111,12 +115,12 @@ def run(args: Namespace) -> int:
 
 async def measure(args: Namespace, feed: Feed, limits: LatencyLimits) -> list[LoadReport]:
     """One report per rate."""
-    requests = feed.requests
     await _warm_up(args, feed)
     bar = ProgressBar()
     rate_unit = TIMES_THE_TRACE if feed.arrival_s else REQUESTS_PER_S
     reports = []
-    for rate in args.rates:
+    for number, rate in enumerate(args.rates, 1):
+        requests = feed.requests if args.requests else _random_requests(args, len(feed.requests), number)
         with bar.open(f"{rate:g} {rate_unit}", len(requests)) as progress:
             result = await run_load(
                 args.target,
@@ -160,7 +164,7 @@ def _feed(args: Namespace) -> Feed:
     if args.requests is None:
         if args.arrivals == "trace":
             raise ConfigError("--arrivals trace: needs --requests, whose lines have arrival_s")
-        return Feed(_random_requests(args, args.num_requests or 100))
+        return Feed(_random_requests(args, args.num_requests or 100, run_number=0))
     with args.requests.open(encoding="utf-8", errors="replace") as lines:
         read = [_read_line(line, args.requests, number) for number, line in enumerate(lines, 1) if line.strip()]
     if not read:
@@ -200,9 +204,11 @@ def _read_line(line: str, path: Path, number: int) -> _Line:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _random_requests(args: Namespace, count: int) -> list[pb.GenerateRequest]:
+def _random_requests(args: Namespace, count: int, run_number: int) -> list[pb.GenerateRequest]:
+    """Each run has tokens of its own, so that no prefix cache holds them, but the same lengths, to be compared."""
     rng = np.random.default_rng(args.seed)
     prompts, outputs = (parse_lengths(text).draw(rng, count).tolist() for text in (args.prompts, args.outputs))
+    rng = np.random.default_rng((args.seed, 2, run_number))
     greedy = GenerationParams(temperature=0.0, ignore_eos=True)
     return [
         request_message(

@@ -56,6 +56,32 @@ def test_every_request_is_answered_and_counted_at_each_rate() -> None:
     run_async(main())
 
 
+def test_no_rate_finds_the_drawn_prompts_of_another_in_the_cache() -> None:
+    """Thirteen tokens are three full blocks of four, and one that is always computed."""
+
+    async def main() -> None:
+        async with connected_toy() as toy:
+            flags = ["--target", f"127.0.0.1:{toy.port}", "--rates", "inf,inf", "--num-requests", "3"]
+            args = parse(*flags, "--prompts", "fixed:13", "--outputs", "fixed:2", "--vocab-size", str(VOCAB_SIZE))
+            reports = await measure(args, bench_serve._feed(args), LatencyLimits())
+        assert [(report.tokens["prompt"], report.tokens["cached_prompt"]) for report in reports] == [(39, 0), (39, 0)]
+
+    run_async(main())
+
+
+def test_drawn_loads_differ_in_tokens_between_runs_and_in_all_between_seeds() -> None:
+    def load(seed: int, run_number: int) -> list[tuple[list[int], int]]:
+        requests = bench_serve._random_requests(parse("--seed", str(seed)), 20, run_number)
+        return [(list(request.token_ids.ids), request.sampling.max_tokens) for request in requests]
+
+    def lengths(seed: int, run_number: int) -> list[tuple[int, int]]:
+        return [(len(ids), max_tokens) for ids, max_tokens in load(seed, run_number)]
+
+    assert load(5, 1) == load(5, 1)
+    assert lengths(5, 1) == lengths(5, 2) != lengths(6, 1)
+    assert not any(ids == other for (ids, _), (other, _) in zip(load(5, 1), load(5, 2), strict=True))
+
+
 def test_a_tenants_prompt_is_cached_for_that_tenant_alone(tmp_path: Path) -> None:
     """Thirteen tokens are three full blocks of four, and one that is always computed."""
     prompt = {"prompt_token_ids": list(range(1, 14)), "max_tokens": 2}
