@@ -30,11 +30,11 @@ _SHARES: Final = (0.01, *(number / 20 for number in range(1, 20)), 0.99, 0.999)
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """One simulated run. Latencies in milliseconds; series are (seconds, mean) with at most 512 points each."""
+    """One simulated run. Latencies in milliseconds; series are (seconds since the first arrival, mean), 512 at most."""
 
     name: str  # of the setting that is compared
     rate: float  # what was offered, in `rate_unit`
-    duration_s: float  # from the first moment to the last request's end
+    duration_s: float  # from the first arrival to the last request's end
     requests: dict[str, int]  # arrived, refused, completed, failed, good
     throughput: dict[str, float]  # requests, output tokens and all tokens per second, of completed requests
     goodput: dict[str, float]  # good requests per second, and their share of all that arrived

@@ -1,8 +1,8 @@
 """A deployment on a virtual clock: replicas behind a router, under an autoscaling rule."""
 
 import heapq
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
@@ -38,11 +38,20 @@ class Deployment:
             raise ConfigError(f"num_replicas is {self.num_replicas} at the start, but {limit}")
 
 
+def _since_the_first(requests: Iterable[SimRequest]) -> Iterator[SimRequest]:
+    """The requests, as if the first one had come at 0."""
+    start_ns = None
+    for request in requests:
+        if start_ns is None:
+            start_ns = request.arrival_ns
+        yield replace(request, arrival_ns=request.arrival_ns - start_ns)
+
+
 class Simulation:
     """Runs a workload through a deployment, event by event: arrivals, ends of steps, looks at the load.
 
-    An arrival comes before whatever else happens at the same nanosecond. The time between events costs nothing, so a
-    simulation is as fast as its schedulers are.
+    Time begins with the first arrival. An arrival comes before whatever else happens at the same nanosecond. The time
+    between events costs nothing, so a simulation is as fast as its schedulers are.
     """
 
     def __init__(self, deployment: Deployment, tenants: tuple[Tenant, ...], limits: LatencyLimits) -> None:
@@ -69,7 +78,7 @@ class Simulation:
         if self._autoscaler is not None:
             self._at(round(self._autoscaler.rule.interval_s * 1e9), self._scale)
         events, totals = self._events, self.collector.totals
-        arrivals = iter(requests)
+        arrivals = _since_the_first(requests)
         request = next(arrivals, None)
         self._has_arrivals = request is not None
         now_ns = 0

@@ -24,7 +24,7 @@ _WINDOW: Final = 1000  # lines of a trace that are sorted at a time
 class SimRequest:
     """One request of a workload. Its tokens have no values: prompts are equal as far as they share a prefix."""
 
-    arrival_ns: int  # since the start of the simulation
+    arrival_ns: int  # since the workload's start; the simulation begins with the first one
     tenant: int  # index into the workload's tenants
     prompt_tokens: int  # the shared prefix included
     output_tokens: int

@@ -115,6 +115,21 @@ def test_queue_obeys_littles_law() -> None:
         assert 2 * measured.waiting.mean == pytest.approx(queue_ms * MS / measured.totals.end_ns)
 
 
+def test_time_begins_with_the_first_arrival() -> None:
+    """As a trace that was cut out of a longer one has it."""
+    rule = AutoscaleRule(1, 8, target_load=1, interval_s=0.01, cooldown_s=0.05)
+    early, late = (
+        simulate(
+            *(SimRequest(start_ns + number * 5 * MS, 0, 9, 3) for number in range(20)), num_replicas=8, autoscale=rule
+        )
+        for start_ns in (0, 5_000_000 * MS)
+    )
+    assert late.totals.end_ns == early.totals.end_ns == round((95 + 1.9 + 2 * 1.5) * MS)
+    for series in ("batch_size", "kv_occupancy", "waiting", "replicas"):
+        assert getattr(late, series).points() == getattr(early, series).points()
+    assert late.e2el.mean == early.e2el.mean
+
+
 def test_refused_requests_are_counted_and_forgotten() -> None:
     config = replace(CONFIG, max_num_seqs=1, max_waiting_requests=1)
     measured = simulate(*(SimRequest(number, 0, 2, 1) for number in range(4)), scheduler=config)
