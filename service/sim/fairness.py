@@ -36,9 +36,9 @@ class ServiceShares:
         self.num_windows = 0  # that had at least two backlogged tenants
 
     @property
-    def index(self) -> float:
-        """Mean of the windows' Jain indices; 1 when no window counts."""
-        return self._sum_of_indices / self.num_windows if self.num_windows else 1.0
+    def index(self) -> float | None:
+        """Mean of the windows' Jain indices; None when no window counts."""
+        return self._sum_of_indices / self.num_windows if self.num_windows else None
 
     def on_waiting(self, tenant: int, change: int) -> None:
         """One more (1) or one fewer (-1) of the tenant's requests is waiting."""

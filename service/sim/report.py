@@ -44,7 +44,7 @@ class RunReport:
     kv_occupancy: dict[str, float]
     preemptions: dict[str, int]
     prefix_cache: dict[str, float]  # prompt tokens looked up, and found; blocks copied to host memory, and back
-    fairness: dict[str, float]
+    fairness: dict[str, float | None]  # Jain's index, None where no two tenants waited; windows in which two did
     tenant_tokens: dict[str, float]  # computed for each, prompts and outputs
     replicas: dict[str, float]
     series: dict[str, list[Point]]
@@ -135,11 +135,12 @@ def text_report(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
     ]
     for report in reports:
         ttft, tpot, e2el = (report.latency_ms[key] for key in ("ttft", "tpot", "e2el"))
+        jain_index = report.fairness["jain_index"]
         lines.append(
             f"{report.name:{names}} {report.rate:7.1f} {report.throughput['requests_per_s']:7.1f} "
             f"{report.throughput['output_tokens_per_s']:7.0f} {report.batch['mean_of_steps']:7.1f} "
             f"{ttft['median']:9.1f} {ttft['p99']:9.1f} {tpot['median']:9.2f} {tpot['p99']:7.2f} {e2el['p99']:10.0f} "
-            f"{report.fairness['jain_index']:5.3f}"
+            f"{'-' if jain_index is None else f'{jain_index:.3f}':>5}"
         )
     if limits.are_set:
         good = ["  good", "     %", *(f"{100 * report.goodput['share']:6.1f}" for report in reports)]

@@ -128,6 +128,14 @@ def test_fairness_counts_only_tenants_that_waited_all_along() -> None:
     assert shares.totals.tolist() == [1100, 201, 5000]
 
 
+def test_fairness_without_two_tenants_that_wait_has_no_index() -> None:
+    shares = ServiceShares([Tenant("a"), Tenant("b")])
+    shares.on_waiting(0, 1)
+    shares.on_step(10 * S, np.array([0, 1]), np.array([3, 1], np.int32))
+    shares.on_step(20 * S, np.array([0, 1]), np.array([3, 1], np.int32))
+    assert (shares.num_windows, shares.index) == (0, None)
+
+
 def test_fairness_divides_by_weight() -> None:
     shares = ServiceShares([Tenant("a", weight=1), Tenant("b", weight=2)])
     for tenant in (0, 1):

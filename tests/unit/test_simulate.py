@@ -30,6 +30,19 @@ def test_document_has_a_run_per_rate_and_router(capsys: pytest.CaptureFixture[st
         assert run["replicas"] == {"mean": 2.0, "max": 2.0}
 
 
+def test_index_of_tenants_that_never_waited_is_null_and_makes_no_chart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*SMALL, "--tenants", "a,b", "--json"]) == 0
+    document = capsys.readouterr().out
+    assert json.loads(document)["runs"][0]["fairness"] == {"jain_index": None, "windows": 0}
+    path = tmp_path / "runs.json"
+    path.write_text(document)
+    assert cli.main(["chart", "fairness.jain_index", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert "fairness.jain_index was not measured in the run fcfs, 10/s" in err and err.count("\n") == 1
+
+
 def test_host_memory_keeps_what_the_kv_buffer_has_no_room_for(capsys: pytest.CaptureFixture[str]) -> None:
     """Eight prefixes of 20 blocks in turns, and 100 blocks for them: each comes back after others took its place."""
     flags = ["--prefixes", "8", "--prefix-tokens", "320", "--prefix-share", "1", "--num-blocks", "101"]
@@ -96,7 +109,7 @@ def test_table_has_units_and_counts_good_requests_only_against_limits(capsys: py
     assert header.split()[:5] == ["setting", "rate", "done", "output", "batch"]
     assert units.split() == ["req/s", "req/s", "tok/s", "rows", *5 * ["ms"]]
     assert header.index("E2EL p99") + len("E2EL p99") == len(units)
-    assert (line.split()[5], line.split()[7]) == ("4.5", "4.48")
+    assert (line.split()[5], line.split()[7], line.split()[-1]) == ("4.5", "4.48", "-")
     for limit, share in (("4", "0.0"), ("7", "100.0")):
         assert cli.main([*flags, "--goodput", f"ttft:{limit}"]) == 0
         *lines, capacity = capsys.readouterr().out.splitlines()
