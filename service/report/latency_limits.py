@@ -14,7 +14,8 @@ class LatencyLimits:
     """Most milliseconds of each; None is no limit.
 
     A request that keeps all that are of a request is good, as in `vllm bench serve`. `itl_p99_ms` is of a run: of the
-    gaps between chunks of its completed requests, pooled. Whether a request is good does not depend on it.
+    gaps between chunks of its completed requests, pooled; a simulation pools those of failed ones, too. Whether a
+    request is good does not depend on it.
     """
 
     ttft_ms: float | None = None

@@ -83,7 +83,11 @@ class Totals:
 
 
 class Collector:
-    """Takes in what happens, in the order of virtual time. Milliseconds in the histograms."""
+    """Takes in what happens, in the order of virtual time. Milliseconds in the histograms.
+
+    TTFT, TPOT and E2EL are of completed requests. The queue wait is of all that were admitted, and ITL of every token:
+    keeping a request's gaps until it ends would take memory for each of its tokens.
+    """
 
     def __init__(self, tenants: Sequence[Tenant], limits: LatencyLimits) -> None:
         self.live = LiveRequests()
@@ -130,9 +134,7 @@ class Collector:
         gaps_ms = (now_ns - last_ns) / 1e6
         is_first = last_ns == 0
         if is_first.any():
-            firsts = slots[is_first]
-            live.first_token_ns[firsts] = now_ns
-            self.ttft.add_all((now_ns - live.arrival_ns[firsts]) / 1e6)
+            live.first_token_ns[slots[is_first]] = now_ns
             gaps_ms = gaps_ms[~is_first]
         self.itl.add_all(gaps_ms)
         live.last_token_ns[slots] = now_ns
@@ -156,6 +158,7 @@ class Collector:
         live, totals = self.live, self.totals
         arrival_ns, output_tokens = int(live.arrival_ns[slot]), int(live.output_tokens[slot])
         ttft_ms, e2el_ms = (int(live.first_token_ns[slot]) - arrival_ns) / 1e6, (now_ns - arrival_ns) / 1e6
+        self.ttft.add(ttft_ms)
         tpot_ms = 0.0
         if output_tokens > 1:
             tpot_ms = (e2el_ms - ttft_ms) / (output_tokens - 1)

@@ -140,6 +140,7 @@ def test_request_that_outgrows_the_buffer_fails() -> None:
     config = replace(CONFIG, num_blocks=3)  # eight tokens
     measured = simulate(SimRequest(0, 0, prompt_tokens=6, output_tokens=20), scheduler=config)
     assert (measured.totals.completed, measured.totals.failed) == (0, 1)
+    assert [latency.count for latency in (measured.ttft, measured.tpot, measured.e2el)] == [0, 0, 0]
 
 
 def test_request_that_exceeds_the_context_is_refused_as_by_a_server() -> None:
