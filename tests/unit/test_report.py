@@ -76,6 +76,7 @@ def test_distribution_names_what_its_percents_are_of(key: str, unit: str) -> Non
         (Axis(0, 0.42, is_log=False), pytest.approx([0, 0.1, 0.2, 0.3, 0.4])),
         (Axis(0.9, 60, is_log=True), pytest.approx([1, 2, 5, 10, 20, 50])),
         (Axis(5, 10, is_log=True), pytest.approx([5, 10])),
+        (Axis(3, 6, is_log=True), pytest.approx([3, 4, 5, 6])),
         (Axis(6.1, 8, is_log=True), pytest.approx([6.5, 7, 7.5, 8])),
         (Axis(2.1, 4.9, is_log=True), pytest.approx([3, 4])),
         (Axis(1, 1000, is_log=True), pytest.approx([1, 2, 5, 10, 20, 50, 100, 200, 500, 1000])),

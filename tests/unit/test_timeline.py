@@ -117,7 +117,7 @@ def test_peaks_count_whole_seconds_and_calls_in_flight() -> None:
     assert report.series["output_tokens_per_s"] == [(0.5, 1.0), (1.5, 2.0), (2.5, 2.0), (3.5, 3.0)]
 
 
-@pytest.mark.parametrize("num_requests", [255, 256, 257, 3000])
+@pytest.mark.parametrize("num_requests", [255, 256, 257, 512, 3000])
 def test_picture_of_a_long_run_keeps_its_peak_and_its_end(num_requests: int) -> None:
     """One call at a time, two points each, but that call 101 starts before call 100 has ended."""
     timelines = [
