@@ -81,8 +81,10 @@ class LogHistogram:
         middle = _LEAST * 2 ** ((bucket + 0.5) / _BUCKETS_PER_OCTAVE) if bucket else 0.0
         return float(min(max(middle, self._least), self._largest))
 
-    def summary(self) -> dict[str, float]:
-        """Mean, median, std, p90, p95, p99 and max."""
+    def summary(self) -> dict[str, float | None]:
+        """Mean, median, std, p90, p95, p99 and max; None without values."""
+        if not self.count:
+            return dict.fromkeys(("mean", "median", "std", "p90", "p95", "p99", "max"))
         return {
             "mean": self.mean,
             "median": self.quantile(0.5),

@@ -38,7 +38,7 @@ class RunReport:
     requests: dict[str, int]  # arrived, refused, completed, failed, good
     throughput: dict[str, float]  # requests, output tokens and all tokens per second, of completed requests
     goodput: dict[str, float]  # good requests per second, and their share of all that arrived
-    latency_ms: dict[str, dict[str, float]]
+    latency_ms: dict[str, dict[str, float | None]]  # None for what nobody had
     quantiles_ms: dict[str, list[Point]]  # (percent of the requests, milliseconds)
     batch: dict[str, float]
     kv_occupancy: dict[str, float]
@@ -135,12 +135,11 @@ def text_report(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
     ]
     for report in reports:
         ttft, tpot, e2el = (report.latency_ms[key] for key in ("ttft", "tpot", "e2el"))
-        jain_index = report.fairness["jain_index"]
         lines.append(
             f"{report.name:{names}} {report.rate:7.1f} {report.throughput['requests_per_s']:7.1f} "
             f"{report.throughput['output_tokens_per_s']:7.0f} {report.batch['mean_of_steps']:7.1f} "
-            f"{ttft['median']:9.1f} {ttft['p99']:9.1f} {tpot['median']:9.2f} {tpot['p99']:7.2f} {e2el['p99']:10.0f} "
-            f"{'-' if jain_index is None else f'{jain_index:.3f}':>5}"
+            f"{_shown(ttft['median'], 9, 1)} {_shown(ttft['p99'], 9, 1)} {_shown(tpot['median'], 9, 2)} "
+            f"{_shown(tpot['p99'], 7, 2)} {_shown(e2el['p99'], 10, 0)} {_shown(report.fairness['jain_index'], 5, 3)}"
         )
     if limits.are_set:
         good = ["  good", "     %", *(f"{100 * report.goodput['share']:6.1f}" for report in reports)]
@@ -150,6 +149,10 @@ def text_report(reports: Sequence[RunReport], limits: LatencyLimits) -> str:
         if refused or failed:
             lines.append(f"{run_label(report)}: of {arrived} requests {refused} were refused, {failed} failed")
     return "\n".join(lines) + "\n" + capacity_text(capacities(reports, limits))
+
+
+def _shown(number: float | None, width: int, num_decimals: int) -> str:
+    return f"{'-':>{width}}" if number is None else f"{number:{width}.{num_decimals}f}"
 
 
 def html_report(command: str, reports: Sequence[RunReport], limits: LatencyLimits) -> str:
