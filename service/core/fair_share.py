@@ -59,6 +59,7 @@ class FairShare:
         # What the plan in flight has admitted: charge by slot, and the counters that were chosen as the least.
         self._charges: dict[int, float] = {}
         self._chosen: list[float] = []
+        self._admitted: set[int] = set()  # slots
         self._num_planned = 0
 
     def enter(self, request: Request) -> tuple[int, int]:
@@ -66,7 +67,7 @@ class FairShare:
         slot = self._slot_of(request.tenant)
         self._num_live[slot] += 1
         self._idle.pop(request.tenant, None)
-        if slot not in self._waiting:  # it comes back
+        if slot not in self._waiting and slot not in self._admitted:  # it comes back
             self._served[slot] = max(self._served[slot], self._virtual_time)
         self._num_ranked += 1
         return self._num_ranked - 1, slot
@@ -128,6 +129,7 @@ class FairShare:
         if not self._is_turn_of_oldest() and slot == self._least_served():
             self._chosen.append(self._counter(slot))
         self._num_planned += 1
+        self._admitted.add(slot)
         if sequence.status is SequenceStatus.WAITING:
             charge = num_new_tokens * float(self._cost_factors[slot])
             self._charges[slot] = self._charges.get(slot, 0.0) + charge
@@ -166,6 +168,7 @@ class FairShare:
     def _forget_plan(self) -> None:
         self._charges.clear()
         self._chosen.clear()
+        self._admitted.clear()
         self._num_planned = 0
         self._least = None
 
