@@ -21,9 +21,8 @@ class ContinuousBatching:
 
     All its other blocks must be there, beside those that admitted prompts have yet to take and beside the watermark.
     With nothing running the watermark does not count. A preempted one comes back when there are blocks to grow, too. A
-    head whose blocks are not there may be passed by a few that come behind it: by any number while it waits for those
-    before it, a bounded number of times once it has its blocks but for those behind it. One that would get no token,
-    because prompts in progress have the earlier turns, is passed by those that do.
+    head whose blocks are not there, or that would get no token because prompts in progress have the earlier turns, may
+    be passed by a few that come behind it: by any number that do not delay it, a bounded number of times by others.
     """
 
     def __init__(
@@ -84,9 +83,9 @@ class ContinuousBatching:
     def _next_admission(
         self, step_id: int, chunks: Chunks, max_blocks: int
     ) -> tuple[Sequence, PrefixHit, int, list[Sequence]] | None:
-        """The first sequence that blocks and tokens suffice for, its prefix and turn, and those that count it.
+        """The first sequence that blocks and tokens suffice for, its prefix and turn, and those that it delays.
 
-        None when a sequence that may not be passed comes before, or none within the window fits.
+        None when none within the window fits, or when it delays one that may be delayed no more.
         """
         ordering = self._config.ordering
         passed: list[Sequence] = []
@@ -96,27 +95,32 @@ class ContinuousBatching:
         while sequence is not None:
             # Who passes a preempted one leaves blocks to grow as well: else it would soon be among the preempted.
             if sequence.status is SequenceStatus.PREEMPTED and self._batch.num_rows:
-                num_settling_blocks = settling_blocks(self._batch, self._config.block_size)
-            num_free_blocks = max_blocks - num_settling_blocks
-            hit = self._prefixes.find(sequence, num_free_blocks)
+                num_settling_blocks = settling_blocks(self._batch.num_rows, self._config.block_size)
+            hit = self._prefixes.find(sequence, max_blocks - num_settling_blocks)
             if hit is not None:
                 turn = chunks.turn(step_id, sequence.num_tokens - hit.num_tokens)
                 if chunks.has_tokens_at(turn):
-                    return sequence, hit, turn, passed
-            elif self._is_delayed_by_passing(sequence, num_free_blocks):
-                if sequence.num_skips >= ordering.max_skips:
-                    return None
-                passed.append(sequence)
+                    delayed = [head for head in passed if self._is_delayed(head, sequence)]
+                    if any(head.num_skips >= ordering.max_skips for head in delayed):
+                        return None
+                    return sequence, hit, turn, delayed
+            passed.append(sequence)
             others = others or iter(self._queue.first(1 + ordering.skip_window)[1:])
             sequence = next(others, None)
         return None
 
-    def _is_delayed_by_passing(self, sequence: Sequence, num_free_blocks: int) -> bool:
-        """Whether it would have its blocks but for those that run and come after it in the order of the policy.
+    def _is_delayed(self, head: Sequence, passing: Sequence) -> bool:
+        """Whether the head may wait longer when this one is admitted before it.
 
-        If not, it waits for some that come before it: passing makes it wait no longer.
+        It does not when a row is left, and when it would have its blocks beside this one and all that were admitted
+        while it waited: then it waits for those that were there before. What they grow by is not foreseen.
         """
-        batch, num_rows = self._batch, self._batch.num_rows
-        num_tokens = batch.num_tokens[:num_rows][batch.rank[:num_rows] > sequence.rank]
-        num_blocks_behind = int((-(-num_tokens // self._config.block_size)).sum())  # some of them perhaps yet to take
-        return self._prefixes.find(sequence, num_free_blocks + num_blocks_behind) is not None
+        batch, num_rows, block_size = self._batch, self._batch.num_rows, self._config.block_size
+        if num_rows + 1 == batch.max_num_seqs:
+            return True
+        others = batch.num_tokens[:num_rows][batch.admitted_step[:num_rows] >= head.queued_step]
+        num_tokens = np.append(others, [passing.num_tokens, head.num_tokens])
+        num_blocks = int((-(-num_tokens // block_size)).sum()) + self._config.watermark_blocks
+        if head.status is SequenceStatus.PREEMPTED:
+            num_blocks += settling_blocks(len(others) + 1, block_size)
+        return num_blocks >= self._config.num_blocks  # the null block is one of these

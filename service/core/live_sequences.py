@@ -35,6 +35,7 @@ class LiveSequences:
         self.forks = Forks()
         self.prefixes = Prefixes(config, batch, pool, self.by_id)
         self.totals = Totals()
+        self.num_steps = 0  # committed ones: also the step that is planned next with none in flight
         self.deadlines = Deadlines(self.by_id, config.max_queue_wait_ns)
         self._batch = batch
         self._pool = pool
@@ -89,13 +90,14 @@ class LiveSequences:
             *self._policy.enter(request),
             request.prompt_token_ids,
             ChainNames(request.block_digests, root_of(request), self._block_bytes),
+            queued_step=self.num_steps,
         )
-        has_leader = request.fork_of in self.by_id
+        leader = self._leader_of(request)
         self.by_id[request.seq_id] = sequence
         self.deadlines.bound_answer(request)
-        if not has_leader:
+        if leader is None:
             self.deadlines.bound_wait(request)
-        (self.forks if self._awaits_output(request.fork_of) else self.queue).push(sequence)
+        (self.queue if leader is None or self._has_output(leader) else self.forks).push(sequence)
         self.totals = self.totals._replace(num_submitted=self.totals.num_submitted + 1)
 
     def end_waiting(self, seq_id: int) -> bool:
@@ -121,7 +123,7 @@ class LiveSequences:
         """After a step, end the sequences of `finished_rows` and those with the ids `cancelled`, which all have rows.
 
         `preempted` are (row, computed tokens that it gave up): what has not ended of them goes back to the queue. The
-        rest is put in order.
+        rest is put in order. Of a failed one, so do those that hold what it has shared (see `Prefixes`), as preempted.
         """
         batch, ending_rows = self._batch, finished_rows
         keep = np.ones(batch.num_rows, np.bool_)
@@ -155,18 +157,20 @@ class LiveSequences:
         """Put the sequence of a preempted row back in the queue, with the output it has so far."""
         batch = self._batch
         sequence = self.by_id[int(batch.seq_ids[row])]
-        sequence.preempt(batch.token_ids[row, : batch.num_tokens[row]].copy(), num_computed_tokens)
+        token_ids = batch.token_ids[row, : batch.num_tokens[row]].copy()
+        sequence.preempt(token_ids, num_computed_tokens, self.num_steps)
         self.queue.push(sequence)
 
-    def release_forks_of(self, seq_ids: Int64Array, reasons: Int8Array) -> None:
-        """Queue the forks of those that have got a token: of `seq_ids`, int64[num_sampled], that have not failed.
+    def release_forks_of(self, seq_ids: Int64Array, reasons: Int8Array, cancelled: Collection[int]) -> None:
+        """Queue the forks of those that have got a token: of `seq_ids`, int64[num_sampled].
 
-        The others end without one.
+        Those that failed and the `cancelled` ones end without one.
         """
         if self.forks:
             for leader in self.forks.leaders_among(seq_ids[reasons != FinishReason.ERROR]):
-                for sequence in self.forks.pop(leader):
-                    self.queue.push(sequence)
+                if leader not in cancelled:
+                    for sequence in self.forks.pop(leader):
+                        self.queue.push(sequence)
 
     def _end_rows(self, rows: Int32Array) -> None:
         """End the sequences of `rows`, and free their blocks; the rows stay there."""
@@ -187,11 +191,14 @@ class LiveSequences:
             self.deadlines.bound_wait(sequence.request)
             self.queue.push(sequence)
 
-    def _awaits_output(self, seq_id: int | None) -> bool:
-        """True when there is such a sequence, live and without a token of output."""
-        sequence = None if seq_id is None else self.by_id.get(seq_id)
-        if seq_id is None or sequence is None:
-            return False
-        row = self._batch.row_of(seq_id)
+    def _leader_of(self, request: Request) -> Sequence | None:
+        """The live sequence that the request is a fork of, None when there is none, or it has failed."""
+        leader = None if request.fork_of is None else self.by_id.get(request.fork_of)
+        row = None if leader is None else self._batch.row_of(leader.seq_id)
+        return None if row is not None and self._batch.has_failed[row] else leader
+
+    def _has_output(self, sequence: Sequence) -> bool:
+        """Whether a live sequence has got a token."""
+        row = self._batch.row_of(sequence.seq_id)
         num_tokens = sequence.num_tokens if row is None else int(self._batch.num_tokens[row])
-        return num_tokens == len(sequence.request.prompt_token_ids)
+        return num_tokens > len(sequence.request.prompt_token_ids)

@@ -41,9 +41,9 @@ def choose_victim(
     return int(others[-1])
 
 
-def settling_blocks(batch: BatchState, block_size: int) -> int:
-    """Blocks that the running sequences, and one more, may take while they generate `SETTLING_TOKENS` each."""
-    return -(-(batch.num_rows + 1) * SETTLING_TOKENS // block_size)
+def settling_blocks(num_rows: int, block_size: int) -> int:
+    """Blocks that so many running sequences, and one more, may take while they generate `SETTLING_TOKENS` each."""
+    return -(-(num_rows + 1) * SETTLING_TOKENS // block_size)
 
 
 def _num_freed_blocks(batch: BatchState, pool: BlockPool, rows: Int32Array) -> Int64Array:

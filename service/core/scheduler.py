@@ -57,7 +57,6 @@ class Scheduler:
         self._flights: list[Flight] = []  # two at most, the earlier step first
         self._cancelled_in_flight: dict[int, None] = {}  # in the order of the cancels
         self._last_plan_ns = 0
-        self._num_steps = 0
 
     @property
     def batch(self) -> BatchState:
@@ -147,7 +146,7 @@ class Scheduler:
         if not self._live.by_id or self._batching.not_before_ns() > now_ns:
             return None
         reservation = Reservation(self._batch, self._pool, self._queue, self._prefixes)
-        plan = self._planner.plan(self._num_steps, reservation)
+        plan = self._planner.plan(self._live.num_steps, reservation)
         self._last_plan_ns = now_ns
         self._flights.append(Flight(plan, reservation))
         return plan
@@ -166,7 +165,7 @@ class Scheduler:
         has_due = self._deadlines.may_have_due if landing.reservation.admissions else self._deadlines.has_due
         if has_due(now_ns):
             return None
-        found = self._look_ahead.plan(self._num_steps + 1, landing.plan)
+        found = self._look_ahead.plan(self._live.num_steps + 1, landing.plan)
         if found is None:
             return None
         self._last_plan_ns = now_ns
@@ -191,12 +190,12 @@ class Scheduler:
         batch.num_computed_tokens[computed] += plan.num_scheduled
         rows, reasons = self._append(plan, computed, result)
         seq_ids = batch.seq_ids[rows].copy()
-        self._live.release_forks_of(seq_ids, reasons)
+        self._live.release_forks_of(seq_ids, reasons, self._cancelled_in_flight)
         cached = self._live.count_admissions(flight.reservation.admissions)
         delta = flight.delta(seq_ids, reasons, result, self._cancelled_in_flight, cached)
         if not self._flights:
             self._settle(flight)
-        self._num_steps += 1
+        self._live.num_steps += 1
         self._timer.land(load, round(self.config.host_block_ns * (len(plan.offload) + len(plan.restore))))
         if not self.has_work:
             self._timer.rest()

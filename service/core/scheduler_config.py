@@ -21,7 +21,7 @@ class OrderingConfig:
     output_token_cost: float = 2.0  # fair: of a token that is generated; one of a prompt costs 1
     max_idle_tenants: int = 4096  # fair: whose counters are kept while they have no request
     skip_window: int = 8  # sequences that may be looked at behind one that does not fit the free blocks
-    max_skips: int = 16  # admissions that may pass and delay a sequence that does not fit; the next one waits for it
+    max_skips: int = 16  # admissions that may pass and delay a sequence; the next one waits for it
 
     def __post_init__(self) -> None:
         """Check the values, once."""

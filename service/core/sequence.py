@@ -30,7 +30,8 @@ class Sequence:
     names: ChainNames  # of its full blocks; digests are added when needed
     status: SequenceStatus = SequenceStatus.WAITING
     num_preemptions: int = 0
-    num_skips: int = 0  # admissions that passed it, and delay it by that, since it came to the queue
+    queued_step: int = 0  # the first that was planned after it came to the queue
+    num_skips: int = 0  # admissions that passed it, and may delay it by that, since then
     num_computed_tokens: int = 0  # when it was last preempted
     match: Match = NO_MATCH  # of its known tokens, when it was last looked up
 
@@ -42,11 +43,12 @@ class Sequence:
         self.seq_id = self.request.seq_id
         self.num_tokens = len(self.token_ids)
 
-    def preempt(self, token_ids: Int32Array, num_computed_tokens: int) -> None:
-        """Its blocks are taken away, and it will wait with the tokens that it has now."""
+    def preempt(self, token_ids: Int32Array, num_computed_tokens: int, step_id: int) -> None:
+        """Its blocks are taken away, and it will wait from step `step_id` on with the tokens that it has now."""
         self.token_ids = token_ids
         self.num_tokens = len(token_ids)
         self.status = SequenceStatus.PREEMPTED
         self.num_preemptions += 1
+        self.queued_step = step_id
         self.names = replace(self.names, tokens=b"", head=NULL_BLOCK)  # the cache keeps the others
         self.num_computed_tokens = num_computed_tokens

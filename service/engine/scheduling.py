@@ -36,7 +36,10 @@ class SchedulingSettings(BaseModel):
         default=8, ge=0, le=1024, description="requests looked at behind one that does not fit the free KV blocks"
     )
     max_skips: int = Field(
-        default=16, ge=0, le=1 << 30, description="admissions that may pass and delay a request that does not fit"
+        default=16,
+        ge=0,
+        le=1 << 30,
+        description="admissions that may pass and delay a request that does not fit",
     )
     max_queue_wait_s: float = Field(
         default=0.0,

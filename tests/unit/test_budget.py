@@ -157,9 +157,9 @@ def test_short_prompts_pass_a_long_one_to_its_end_whatever_its_progress():
     assert seen == [*([seq_id, 1] for seq_id in range(2, 10)), [1], [1], [1, 10, 11]]
 
 
-def test_a_head_that_gets_no_token_is_passed_by_any_number_of_short_prompts():
+def test_a_head_that_gets_no_token_is_passed_by_any_number_that_leave_it_a_row():
     """None of them takes what it waits for: the end of the prompt in progress."""
-    ordering = OrderingConfig(max_skips=1)
+    ordering = OrderingConfig(max_skips=0)
     scheduler = make(max_num_batched_tokens=10, max_num_seqs=6, max_model_len=200, ordering=ordering)
     add(scheduler, 1, num_tokens=100, max_tokens=1)
     step(scheduler)
@@ -170,6 +170,18 @@ def test_a_head_that_gets_no_token_is_passed_by_any_number_of_short_prompts():
     assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(2, 0)]
     assert [step(scheduler) for _ in range(8)] == [[(1, 10, False)]] * 8
     assert step(scheduler) == [(1, 9, True), (2, 1, False)]
+
+
+def test_a_head_that_gets_no_token_keeps_a_row():
+    scheduler = make(max_num_batched_tokens=10, max_model_len=300, ordering=OrderingConfig(max_skips=0))
+    add(scheduler, 1, num_tokens=60)
+    step(scheduler)
+    add(scheduler, 2, num_tokens=150)
+    for seq_id in (3, 4, 5):  # these stay, in a batch of four
+        add(scheduler, seq_id, num_tokens=3, max_tokens=200)
+    assert step(scheduler) == [(3, 3, True), (4, 3, True), (1, 4, False)]
+    while 2 not in scheduler.batch.seq_ids:
+        assert 5 not in {seq_id for seq_id, _, _ in step(scheduler)}
 
 
 def test_a_head_that_got_no_token_goes_first_once_nothing_in_progress_has_an_earlier_turn():

@@ -170,6 +170,33 @@ def test_samples_whose_first_one_fails_have_waited_since_they_came():
     assert scheduler.expire(105) == [(3, FinishReason.QUEUE_WAIT)]
 
 
+def test_samples_whose_first_one_is_cancelled_in_flight_have_waited_since_they_came():
+    scheduler = make(max_num_seqs=1, max_queue_wait_ns=100)
+    ask(scheduler, 1)
+    ask(scheduler, 2, arrival_ns=5)  # takes the row
+    ask(scheduler, 3, arrival_ns=5, fork_of=1)
+    plan = scheduler.plan(0)
+    scheduler.cancel(1)
+    assert commit(scheduler, plan).seq_ids.tolist() == []
+    step(scheduler)
+    assert scheduler.expire(105) == [(3, FinishReason.QUEUE_WAIT)]
+
+
+def test_a_sample_of_one_that_has_failed_is_on_its_own():
+    """The failed one keeps its row while a step ahead is in flight."""
+    scheduler = make(max_num_seqs=1, max_queue_wait_ns=100)
+    ask(scheduler, 1)
+    plan = scheduler.plan(0)
+    ahead = scheduler.plan_ahead(0)
+    assert plan is not None and ahead is not None
+    scheduler.commit(plan, StepResult(np.full(1, 50, np.int32), failed=np.array([0])))
+    ask(scheduler, 2, arrival_ns=5)  # takes the row
+    ask(scheduler, 3, arrival_ns=5, fork_of=1)
+    commit(scheduler, ahead)
+    step(scheduler)
+    assert scheduler.expire(105) == [(3, FinishReason.QUEUE_WAIT)]
+
+
 def test_deadlines_of_ended_sequences_are_forgotten():
     scheduler = make(max_waiting_requests=10_000)
     for seq_id in range(1000):

@@ -126,6 +126,10 @@ def test_a_tenant_that_waits_is_not_lifted_by_what_it_asks_for_more():
     before = scheduler.snapshot()
     scheduler.abort(scheduler.plan(0))
     assert scheduler.snapshot() == before
+    plan = scheduler.plan(0)  # admits the fork: nobody of "a" but 6 waits
+    ask(scheduler, 7, "a")
+    scheduler.abort(plan)
+    assert counter(scheduler, "a") == waiting
 
 
 def test_when_nobody_waits_a_tenant_is_lifted_to_the_last_one_admitted():
@@ -175,11 +179,11 @@ def test_abort_takes_back_what_a_plan_has_charged():
     assert (counter(scheduler, "a"), counter(scheduler, "b")) == (8.0, 8.0)
 
 
-def test_a_head_that_waits_for_those_before_it_is_passed_by_any_number():
-    scheduler = make(num_blocks=9, ordering=OrderingConfig(skip_window=2, max_skips=2))  # 8 blocks of 4
+def test_a_head_is_passed_by_any_number_that_leave_it_room():
+    scheduler = make(num_blocks=9, max_num_seqs=8, ordering=OrderingConfig(skip_window=2, max_skips=0))  # 8 blocks of 4
     add(scheduler, 1, num_tokens=17)  # takes 5
     step(scheduler)
-    add(scheduler, 2, num_tokens=16)  # needs 4: those that pass it leave less than 4 when they end
+    add(scheduler, 2, num_tokens=16)  # needs 4: it waits for 1, whoever has the other 3 blocks
     for seq_id in (3, 4, 5, 6):
         add(scheduler, seq_id, num_tokens=4, max_tokens=1)
     assert step(scheduler) == [(1, 1, True), (3, 4, True), (4, 4, True), (5, 4, True)]
@@ -189,22 +193,40 @@ def test_a_head_that_waits_for_those_before_it_is_passed_by_any_number():
     assert [seq_id for seq_id, _, _ in step(scheduler)] == [2]
 
 
-def test_a_head_that_waits_for_those_behind_it_is_passed_a_bounded_number_of_times():
+def test_a_head_is_passed_a_bounded_number_of_times_by_those_that_take_its_room():
     scheduler = make(num_blocks=9, ordering=OrderingConfig(skip_window=2, max_skips=2))
-    add(scheduler, 1, num_tokens=11)  # takes 3
+    add(scheduler, 1, num_tokens=17)
     step(scheduler)
-    add(scheduler, 2, num_tokens=24)  # needs 6 of 5
-    add(scheduler, 3, num_tokens=10)  # takes 3
-    assert step(scheduler) == [(1, 1, True), (3, 10, True)]
-    scheduler.cancel(1)  # now it needs 6 of 5, and 3 has 3 more
-    for seq_id in (4, 5, 6):
+    add(scheduler, 2, num_tokens=31)  # needs all
+    for seq_id in (3, 4, 5):
         add(scheduler, seq_id, num_tokens=4, max_tokens=1)
-    assert step(scheduler) == [(3, 1, True), (4, 4, True), (5, 4, True)]
-    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(2, 2), (6, 0)]
-    assert step(scheduler) == [(3, 1, True)]  # 6 would fit
-    scheduler.cancel(3)
-    assert [seq_id for seq_id, _, _ in step(scheduler)] == [2]  # all 16 tokens of the step
-    assert [seq_id for seq_id, _, _ in step(scheduler)] == [2, 6]
+    assert step(scheduler) == [(1, 1, True), (3, 4, True), (4, 4, True)]
+    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(2, 2), (5, 0)]
+    assert step(scheduler) == [(1, 1, True)]  # 5 would fit
+    scheduler.cancel(1)
+    assert [seq_id for seq_id, _, _ in step(scheduler)] == [2]
+
+
+def test_room_is_counted_beside_all_that_came_while_the_head_waits():
+    scheduler = make(num_blocks=9, max_num_seqs=8)
+    add(scheduler, 1, num_tokens=17)
+    step(scheduler)
+    add(scheduler, 2, num_tokens=24)  # needs 6, so that two of the three that are free leave it room
+    for seq_id in (3, 4, 5):
+        add(scheduler, seq_id, num_tokens=4)
+    assert [seq_id for seq_id, _, _ in step(scheduler)] == [1, 3, 4, 5]
+    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(2, 1)]
+
+
+@pytest.mark.parametrize(("max_num_seqs", "num_skips"), [(3, 0), (2, 1)])
+def test_who_takes_the_last_row_delays_the_head(max_num_seqs: int, num_skips: int):
+    scheduler = make(num_blocks=9, max_num_seqs=max_num_seqs)
+    add(scheduler, 1, num_tokens=17)
+    step(scheduler)
+    add(scheduler, 2, num_tokens=16)
+    add(scheduler, 3, num_tokens=4)
+    assert [seq_id for seq_id, _, _ in step(scheduler)] == [1, 3]
+    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(2, num_skips)]
 
 
 def test_only_the_window_behind_a_head_is_looked_at():
@@ -220,17 +242,14 @@ def test_only_the_window_behind_a_head_is_looked_at():
 
 def test_abort_takes_back_the_skips():
     scheduler = make(num_blocks=9)
-    add(scheduler, 1, num_tokens=11)
+    add(scheduler, 1, num_tokens=17)
     step(scheduler)
-    add(scheduler, 2, num_tokens=24)
-    add(scheduler, 3, num_tokens=10)
-    step(scheduler)
-    scheduler.cancel(1)
-    add(scheduler, 4, num_tokens=4)
+    add(scheduler, 2, num_tokens=31)
+    add(scheduler, 3, num_tokens=4)
     before = scheduler.snapshot()
     for _ in range(3):
         plan = scheduler.plan(0)
-        assert [seq_id for seq_id, _, _ in scheduled(scheduler, plan)] == [3, 4]
+        assert [seq_id for seq_id, _, _ in scheduled(scheduler, plan)] == [1, 3]
         scheduler.abort(plan)
         assert scheduler.snapshot() == before
     commit(scheduler, scheduler.plan(0))
