@@ -152,7 +152,10 @@ class BlockPool:
         self._push_blank(spoilt)
 
     def distrust(self, blocks: Int32Array) -> None:
-        """Drop cached `blocks`, all that was computed behind them and the host's copies; nobody holds any of them."""
+        """Drop cached `blocks`, all cached ones that were computed behind them, and the host's copies of these.
+
+        Nobody holds any of them. What is in host memory only, further behind, goes when a request fails that finds it.
+        """
         spoilt = self.cache.behind(blocks).astype(np.int32)
         if self.host is not None:
             self.host.lose(self.host.holding(self.cache.all(spoilt)))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from service.core.batch_state import BatchState, Rows
+from service.core.batch_state import NEVER_RESUMED, BatchState, Rows
 from service.core.block_hash import DIGEST_BYTES, extend_digests, tenant_root, token_bytes
 from service.core.block_pool import BlockPool
 from service.core.chain import ChainNames, Chains
@@ -169,15 +169,16 @@ class Prefixes:
     def doubtful(self, failed_rows: Int32Array, going_rows: Int32Array) -> tuple[Int32Array, Int32Array]:
         """(Published blocks of `failed_rows` that may be wrong, those of the `going_rows` that hold one).
 
-        These have sampled nothing since they have their rows.
+        These have sampled nothing yet and begin anew only once: else requests that fail again and again could keep
+        others, which share a prefix with them, from ever getting done.
         """
         batch = self._batch
         counts = batch.num_published_blocks[failed_rows].tolist()
         shared = [batch.block_table[row, :count] for row, count in zip(failed_rows.tolist(), counts, strict=True)]
-        num_begun_with = np.maximum(batch.num_prompt_tokens[going_rows], batch.num_resumed_tokens[going_rows])
-        has_sampled = batch.num_tokens[going_rows] > num_begun_with
-        blocks = np.setdiff1d(np.concatenate(shared), batch.blocks_of(going_rows[has_sampled]))
-        others = going_rows[~has_sampled]
+        is_new = batch.num_tokens[going_rows] == batch.num_prompt_tokens[going_rows]
+        is_new &= batch.num_resumed_tokens[going_rows] == NEVER_RESUMED
+        blocks = np.setdiff1d(np.concatenate(shared), batch.blocks_of(going_rows[~is_new]))
+        others = going_rows[is_new]
         return blocks, others[np.isin(batch.block_table[others], blocks).any(axis=1)]
 
     def _are_prompts(self, rows: Rows) -> BoolArray:

@@ -17,9 +17,9 @@ _STEPS_PER_FIT = 32
 _NUM_FIRST_STEPS = 32  # of a kind, each of which is learned from by itself
 _FADING = 0.9  # from one step with a prompt to the next
 _RIDGE = 1e-6
-# With a smaller sum of squares, a term counts as never seen. Where it is not 0 it is at least 1: so it was last seen
-# 6,900 steps of its kind ago (0.99 ** 6,900 = 1e-30), and what is left, times any load and any nanoseconds, would move
-# no price. This is far above 1e-308, below which numbers lose their digits, and solutions overflow.
+# With a smaller sum of squares, a term counts as never seen. Where it is not 0 it is at least 1, times the step's
+# weight: so it was last seen thousands of steps of its kind ago (0.99 ** 6,900 = 1e-30), and what is left, times any
+# load and any nanoseconds, would move no price. Below 1e-308 numbers lose their digits, and solutions overflow.
 _FORGOTTEN = 1e-30
 _TOLERANCE = 3.0
 _SPREAD_GAIN = 0.05

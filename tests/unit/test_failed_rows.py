@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from service.core.batch_state import BatchState
+from service.core.batch_state import NEVER_RESUMED, BatchState
 from service.core.block_pool import BlockPool
 from service.core.invariants import violations
 from service.core.plan import StepPlan
@@ -97,12 +97,15 @@ def test_who_has_begun_with_blocks_of_a_failed_sequence_begins_anew():
     assert num_cached_blocks(scheduler) == 4
 
 
-@pytest.mark.parametrize(("num_resumed_tokens", "doubtful"), [(9, ([], [])), (10, ([5], [1]))])
-def test_a_sequence_that_came_back_has_sampled_once_it_knows_more_tokens_than_then(num_resumed_tokens, doubtful):
+@pytest.mark.parametrize(
+    ("num_tokens", "num_resumed_tokens", "doubtful"),
+    [(6, NEVER_RESUMED, ([5], [1])), (7, NEVER_RESUMED, ([], [])), (6, 6, ([], [])), (10, 9, ([], []))],
+)
+def test_only_a_sequence_that_neither_has_sampled_nor_come_back_begins_anew(num_tokens, num_resumed_tokens, doubtful):
     batch = BatchState(ROOMY.max_num_seqs, ROOMY.max_model_len, ROOMY.block_size)
     for seq_id in (1, 2):
         request = Request(seq_id, np.array(PROMPT[:6], np.int32), SamplingParams(20))
-        row = batch.add_row(request, np.array(PROMPT[:10], np.int32))
+        row = batch.add_row(request, np.array(PROMPT[:num_tokens], np.int32))
         batch.block_table[row, 0] = 5
         batch.num_blocks[row] = batch.num_published_blocks[row] = 1
     batch.num_resumed_tokens[1] = num_resumed_tokens
