@@ -36,12 +36,14 @@ EXIT_INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; yields the process's exit code: 2 after an error, 130 after Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = build_parser(arguments[0] if arguments else None)
-    args = parser.parse_args(arguments)
-    if args.command is None:
-        parser.print_help()
-        return EXIT_ERROR
+    command = ""
     try:
+        parser = build_parser(arguments[0] if arguments else None)
+        args = parser.parse_args(arguments)
+        if args.command is None:
+            parser.print_help()
+            return EXIT_ERROR
+        command = args.command
         return int(args.run(args))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -50,11 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = None
         return 1
     except OSError as error:
-        return fail(args.command, f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return fail(command, f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
     except MemoryError as error:
-        return fail(args.command, f"too little memory: {str(error) or 'none is left'}")
+        return fail(command, f"too little memory: {str(error) or 'none is left'}")
     except (ChairliftError, ExportError, ManifestError) as error:
-        return fail(args.command, str(error))
+        return fail(command, str(error))
 
 
 def fail(command: str, message: str) -> int:
@@ -68,6 +70,13 @@ class OneLineParser(ArgumentParser):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options | {"allow_abbrev": False})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As `parse_args`: what the parser of a command does not know, those above do not know either."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
 
     def error(self, message: str) -> NoReturn:
         """Print the complaint and leave."""

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,7 +47,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--requests", required=True, type=Path, metavar="FILE", help="requests as `chairlift run` reads"
     )
     parser.add_argument(
-        "--runs", type=whole_number(1, MAX_COUNT), default=1, metavar="N", help="passes over the file (default 1)"
+        "--runs",
+        type=whole_number(1, MAX_COUNT),
+        default=1,
+        metavar="N",
+        help="passes over the file, of each engine (default 1)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
     parser.add_argument(
@@ -68,7 +72,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=whole_number(0, MAX_COUNT),
         default=0,
         metavar="N",
-        help="passes before those that are reported (default 0)",
+        help="passes before those that count (default 0)",
     )
     parser.add_argument(
         "--cold",
@@ -108,23 +112,25 @@ async def _run(args: Namespace) -> None:
     sides = bench_sides.sides(args, available_memory_bytes())
     requests = args.requests.read_text(encoding="utf-8", errors="replace").split("\n")
     runs: list[list[OfflineRun]] = [[] for _ in sides]
-    async with AsyncExitStack() as stack:
-        engines = [await _started(args, side, stack) for side in sides]
-        turn = list(zip(engines, runs, strict=True))
-        for number in range(args.warm_ups + args.runs):
-            for engine, measured in reversed(turn) if number % 2 else turn:  # nobody always goes first
-                run = await _one_pass(engine, _lines(args, requests, number))
-                if number < args.warm_ups:
-                    continue
-                measured.append(run)
-                if not args.json:
-                    sys.stdout.write(engine.label + text_line(run))
-                    sys.stdout.flush()
+    try:
+        async with AsyncExitStack() as stack:
+            engines = [await _started(args, side, stack) for side in sides]
+            turn = list(zip(engines, runs, strict=True))
+            for number in range(args.warm_ups + args.runs):
+                for engine, measured in reversed(turn) if number % 2 else turn:  # nobody always goes first
+                    await _one_pass(args, engine, _lines(args, requests, number), number, measured)
+    finally:  # interrupted perhaps
+        num_whole = min(map(len, runs))
+        if num_whole:
+            _report(args, [passes[:num_whole] for passes in runs], sides[-1].against)
+
+
+def _report(args: Namespace, runs: list[list[OfflineRun]], against: Mapping[str, str]) -> None:
+    """Say what the passes come to; the lines that are no JSON have been printed."""
     if args.against is None:
         report, line = json_report(runs[0]), ""
     else:
-        compared = (runs[0], runs[1], sides[1].against)
-        report, line = json_comparison(*compared), ratio_line(*compared)
+        report, line = json_comparison(runs[0], runs[1], against), ratio_line(runs[0], runs[1], against)
     sys.stdout.write(json.dumps(report) + "\n" if args.json else line)
 
 
@@ -137,10 +143,22 @@ async def _started(args: Namespace, side: bench_sides.Side, stack: AsyncExitStac
     return MeasuredEngine(label, model.frontend, args.max_concurrency or 2 * side.executor.max_num_seqs)
 
 
-async def _one_pass(engine: MeasuredEngine, lines: Iterable[RequestLine]) -> OfflineRun:
+async def _one_pass(
+    args: Namespace, engine: MeasuredEngine, lines: Iterable[RequestLine], number: int, measured: list[OfflineRun]
+) -> None:
+    """Answer `lines`. The pass is added to `measured` and printed when its number is one that counts."""
     start_s = time.monotonic()
     tally = await BatchRun(engine.frontend, io.StringIO(), engine.max_in_flight).answer(lines)
-    return offline_run(tally, max(time.monotonic() - start_s, 1e-9))
+    run = offline_run(tally, max(time.monotonic() - start_s, 1e-9))
+    if tally.first_error and not number:
+        print(f"bad requests: {run.errors}; the first one: {tally.first_error}", file=sys.stderr)
+    if number < args.warm_ups:
+        print(f"warm-up {number + 1} of {args.warm_ups}: {engine.label}{run.elapsed_s:.2f} s", file=sys.stderr)
+        return
+    measured.append(run)
+    if not args.json:
+        sys.stdout.write(engine.label + text_line(run))
+        sys.stdout.flush()
 
 
 def _lines(args: Namespace, requests: list[str], number: int) -> Iterator[RequestLine]:

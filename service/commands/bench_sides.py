@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="extend",
         metavar="NAME=VALUE",
         help="settings of a second engine, as batching=static: passes of both in turns, and the ratio of their rates; "
-        "needs kv_memory in bytes, which each takes",
+        "with an interval from 6 runs on; needs --kv-memory in bytes, which each takes",
     )
     config.add_arguments(parser, config.ExecutorSettings, SchedulingSettings)
 
@@ -67,7 +67,9 @@ def _changes(assignments: Sequence[str]) -> dict[str, str]:
         if not equals:
             raise ConfigError(f"--against: {assignment!r} is no NAME=VALUE, as prefix_cache=off")
         if setting not in settings:
-            raise ConfigError(f"--against: {name!r} is no setting of `bench offline`")
+            raise ConfigError(
+                f"--against: {name!r} is no setting of an engine: they are those from --device on in --help"
+            )
         if setting in changes:
             raise ConfigError(f"--against: {setting!r} is given twice")
         changes[setting] = value

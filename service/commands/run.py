@@ -19,7 +19,7 @@ from service.api.frontend import Frontend
 from service.api.samples import Samples
 from service.commands.assembly import ServedModel, load_model
 from service.commands.model_source import model_folder
-from service.commands.request_lines import RequestLine, error_line, parse_line, result_line
+from service.commands.request_lines import BadLineError, RequestLine, error_line, parse_line, result_line
 from service.commands.result_file import open_results
 from service.commands.weights import add_weights_argument
 from service.engine.scheduling import SchedulingSettings
@@ -127,6 +127,7 @@ class Tally:
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
     completion_tokens: int = 0
+    first_error: str = ""  # and the number of its line
 
     def summary(self) -> str:
         """One line."""
@@ -176,6 +177,8 @@ class BatchRun:
             raise
         except ChairliftError as error:
             self._tally.num_errors += 1
+            place = "" if isinstance(error, BadLineError) else f"line {line.number}: "  # which the error names itself
+            self._tally.first_error = self._tally.first_error or f"{place}{error}"
             self._write(error_line(line, error))
         finally:
             self._slots.release()

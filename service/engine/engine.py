@@ -100,7 +100,11 @@ class Engine:
             target=self._run, args=(loop, lambda: loop.call_soon_threadsafe(report_warm)), name="engine", daemon=True
         )
         self._thread.start()
-        await asyncio.wait({is_warm, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait({is_warm, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # a thread within a step would abort the process when the interpreter ends
+            await self.close()
+            raise
         if self._error is not None:
             await self.close()
             raise self._error

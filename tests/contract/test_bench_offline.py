@@ -1,6 +1,9 @@
 """`chairlift bench offline` on a tiny model."""
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +27,7 @@ def test_each_pass_answers_the_whole_file(tiny_export: Callable[[str], Path], tm
     flags = ["--model", str(tiny_export("w8a8")), "--requests", str(requests), "--runs", "2", "--kv-memory", "16MiB"]
     done = run_cli("bench", "offline", *flags, "--json")
     assert 0 == done.returncode, done.stderr
+    assert "bad requests: 1; the first one: line 6 is not JSON" in done.stderr
     runs = json.loads(done.stdout)["runs"]
     assert 2 == len(runs)
     for run in runs:
@@ -99,3 +103,20 @@ def test_a_second_engine_that_cannot_be_is_one_line(
     given = ["--model", str(tiny_export("w8a8")), "--requests", str(requests), "--kv-memory", "16MiB"]
     done = run_cli("bench", "offline", *given, "--against", setting)
     assert (2, "", f"chairlift bench offline: {error}\n") == (done.returncode, done.stdout, done.stderr)
+
+
+def test_an_interrupted_comparison_tells_what_it_has(tiny_export: Callable[[str], Path], tmp_path: Path) -> None:
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text(json.dumps({"prompt_token_ids": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}))
+    flags = ["--model", str(tiny_export("w8a8")), "--requests", str(requests), "--kv-memory", "16MiB"]
+    command = [sys.executable, "-m", "service.cli", "bench", "offline", *flags, "--runs", "1000000000"]
+    with subprocess.Popen(
+        [*command, "--against", "prefix_cache=off"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        for _ in range(2):
+            process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        *_, last = process.stdout
+        assert (130, "interrupted\n") == (process.wait(timeout=60), process.stderr.read())
+    assert last.startswith("output tokens/s in the median: ")

@@ -30,7 +30,7 @@ def test_second_engine_differs_in_what_is_named() -> None:
     ("flags", "error"),
     [
         (["--against", "batching"], "--against: 'batching' is no NAME=VALUE, as prefix_cache=off"),
-        (["--against", "max_waiting_requests=1"], "--against: 'max_waiting_requests' is no setting of `bench offline`"),
+        (["--against", "max_waiting_requests=1"], "--against: 'max_waiting_requests' is no setting of an engine"),
         (["--against", "spin=off", "spin=step"], "--against: 'spin' is given twice"),
         (["--against", "kv-dtype=int8", "--against", "kv_dtype=auto"], "--against: 'kv_dtype' is given twice"),
         (["--against", "batching=magic"], "--against: --batching or CHAIRLIFT_BATCHING: 'magic': Input should be"),

@@ -65,7 +65,8 @@ def test_a_flag_is_not_cut_short(arguments: list[str], capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     assert caught.value.code == 2
-    assert "unrecognized arguments: --targ" in capsys.readouterr().err
+    command = " ".join(["chairlift", *arguments[:-2]])
+    assert f"{command}: unrecognized arguments: --targ a:1; see {command} --help\n" == capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,7 @@ def test_a_flag_is_not_cut_short(arguments: list[str], capsys: pytest.CaptureFix
         (ConfigError("the port\nis taken"), 2, "chairlift version: the port is taken\n"),
         (InvalidRequestError("top_p", 2, "at most 1"), 2, "chairlift version: top_p: 2 is not allowed: at most 1\n"),
         (FileNotFoundError(2, "No such file", "x.jsonl"), 2, "chairlift version: x.jsonl: No such file\n"),
+        (OSError(28, "No space left on device"), 2, "chairlift version: No space left on device\n"),
         (MemoryError("no 4 TiB"), 2, "chairlift version: too little memory: no 4 TiB\n"),
         (MemoryError(), 2, "chairlift version: too little memory: none is left\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
@@ -89,6 +91,16 @@ def test_expected_error_is_one_line_on_stderr(
     failing_command(error)
     assert cli.main(["version"]) == code
     assert capsys.readouterr() == ("", line)
+
+
+def test_an_interrupt_while_flags_are_read_is_told_as_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(command: str | None) -> None:
+        raise KeyboardInterrupt(command)
+
+    monkeypatch.setattr(cli, "build_parser", interrupted)
+    assert (130, ("", "interrupted\n")) == (cli.main(["version"]), capsys.readouterr())
 
 
 def test_unexpected_error_keeps_its_traceback(failing_command: Callable[[BaseException], None]) -> None:

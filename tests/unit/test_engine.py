@@ -54,6 +54,32 @@ def test_engine_that_cannot_warm_up_does_not_start() -> None:
     run_async(main())
 
 
+def test_a_start_that_is_given_up_leaves_no_thread_behind() -> None:
+    async def main() -> None:
+        is_warming, may_go_on = threading.Event(), threading.Event()
+
+        class SlowExecutor(GatedExecutor):
+            def warm_up(self) -> None:
+                is_warming.set()
+                may_go_on.wait()
+
+        executor, settings = SlowExecutor(), EngineSettings()
+        scheduler = Scheduler(scheduler_config(LIMITS, settings))
+        engine = Engine(
+            scheduler, executor, settings, eos_token_ids=(), clock=MonotonicClock(), observer=NullObserver()
+        )
+        starting = asyncio.create_task(engine.start())
+        await asyncio.to_thread(is_warming.wait)
+        starting.cancel()
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert executor.is_closed
+        assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
+
+    run_async(main())
+
+
 def test_close_ends_open_streams_and_frees_the_executor() -> None:
     async def main() -> None:
         async with served_toy() as toy:
