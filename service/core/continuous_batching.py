@@ -100,7 +100,7 @@ class ContinuousBatching:
             if hit is not None:
                 turn = chunks.turn(step_id, sequence.num_tokens - hit.num_tokens)
                 if chunks.has_tokens_at(turn):
-                    delayed = [head for head in passed if self._is_delayed(head, sequence)]
+                    delayed = [head for head in passed if self._is_delayed(head, sequence, hit, max_blocks)]
                     if any(head.num_skips >= ordering.max_skips for head in delayed):
                         return None
                     return sequence, hit, turn, delayed
@@ -109,18 +109,24 @@ class ContinuousBatching:
             sequence = next(others, None)
         return None
 
-    def _is_delayed(self, head: Sequence, passing: Sequence) -> bool:
-        """Whether the head may wait longer when this one is admitted before it.
+    def _is_delayed(self, head: Sequence, passing: Sequence, hit: PrefixHit, num_spare_blocks: int) -> bool:
+        """Whether the head may wait longer when `passing` is admitted before it, with `hit`.
 
-        It does not when a row is left, and when it would have its blocks beside this one and all that were admitted
-        while it waited: then it waits for those that were there before. What they grow by is not foreseen.
+        It does when no row is left; when it would have its blocks but for this one and those admitted while it waited;
+        and when it had no room beside them even if those that were there before had ended. Else it waits for these.
+        What others grow by is not foreseen.
         """
         batch, num_rows, block_size = self._batch, self._batch.num_rows, self._config.block_size
-        if num_rows + 1 == batch.max_num_seqs:
+        own_hit = self._prefixes.find(head, self._config.num_blocks)
+        if num_rows + 1 == batch.max_num_seqs or own_hit is None:
             return True
-        others = batch.num_tokens[:num_rows][batch.admitted_step[:num_rows] >= head.queued_step]
-        num_tokens = np.append(others, [passing.num_tokens, head.num_tokens])
-        num_blocks = int((-(-num_tokens // block_size)).sum()) + self._config.watermark_blocks
-        if head.status is SequenceStatus.PREEMPTED:
-            num_blocks += settling_blocks(len(others) + 1, block_size)
-        return num_blocks >= self._config.num_blocks  # the null block is one of these
+        later = batch.num_tokens[:num_rows][batch.admitted_step[:num_rows] >= head.queued_step]
+        num_later_blocks = int((-(-later // block_size)).sum())
+        num_needed_blocks = own_hit.num_needed_blocks
+        num_settled_blocks = num_later_blocks - (-passing.num_tokens // block_size) - (-head.num_tokens // block_size)
+        if head.status is SequenceStatus.PREEMPTED and num_rows:
+            num_needed_blocks += settling_blocks(num_rows, block_size)
+            num_settled_blocks += settling_blocks(len(later) + 1, block_size)
+        if num_spare_blocks - hit.num_needed_blocks < num_needed_blocks <= num_spare_blocks + num_later_blocks:
+            return True
+        return num_settled_blocks + self._config.watermark_blocks >= self._config.num_blocks  # one is the null block

@@ -218,6 +218,29 @@ def test_room_is_counted_beside_all_that_came_while_the_head_waits():
     assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(2, 1)]
 
 
+def test_a_head_that_would_fit_but_for_those_that_came_since_is_delayed_by_more():
+    scheduler = make(
+        num_blocks=21,
+        max_num_seqs=16,
+        max_model_len=64,
+        max_num_batched_tokens=64,
+        ordering=OrderingConfig(max_skips=1),
+    )
+    add(scheduler, 1, num_tokens=17)  # takes 5 of 20
+    add(scheduler, 2, num_tokens=23)  # takes 6
+    step(scheduler)
+    add(scheduler, 3, num_tokens=40)  # needs 10 of 9
+    for seq_id in range(4, 10):
+        add(scheduler, seq_id, num_tokens=3)
+    step(scheduler)
+    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(3, 0)]
+    scheduler.cancel(2)  # it needs 10 of 9 again, and 6 are taken by those that have passed
+    for seq_id in (10, 11):
+        add(scheduler, seq_id, num_tokens=3)
+    step(scheduler)
+    assert [(queued.seq_id, queued.num_skips) for queued in scheduler.snapshot().queue] == [(3, 1), (11, 0)]
+
+
 @pytest.mark.parametrize(("max_num_seqs", "num_skips"), [(3, 0), (2, 1)])
 def test_who_takes_the_last_row_delays_the_head(max_num_seqs: int, num_skips: int):
     scheduler = make(num_blocks=9, max_num_seqs=max_num_seqs)
