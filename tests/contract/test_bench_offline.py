@@ -109,10 +109,15 @@ def test_an_interrupted_comparison_tells_what_it_has(tiny_export: Callable[[str]
     requests = tmp_path / "requests.jsonl"
     requests.write_text(json.dumps({"prompt_token_ids": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}))
     flags = ["--model", str(tiny_export("w8a8")), "--requests", str(requests), "--kv-memory", "16MiB"]
-    command = [sys.executable, "-m", "service.cli", "bench", "offline", *flags, "--runs", "1000000000"]
-    with subprocess.Popen(
-        [*command, "--against", "prefix_cache=off"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-m", "service.cli", "bench", "offline", *flags, "--runs", "3000"]
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # the shell may have had it ignored
+    try:
+        process = subprocess.Popen(
+            [*command, "--against", "prefix_cache=off"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    with process:
         assert process.stdout is not None and process.stderr is not None
         for _ in range(2):
             process.stdout.readline()
