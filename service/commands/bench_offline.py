@@ -127,11 +127,11 @@ async def _run(args: Namespace) -> None:
 
 def _report(args: Namespace, runs: list[list[OfflineRun]], against: Mapping[str, str]) -> None:
     """Say what the passes come to; the lines that are no JSON have been printed."""
-    if args.against is None:
-        report, line = json_report(runs[0]), ""
-    else:
-        report, line = json_comparison(runs[0], runs[1], against), ratio_line(runs[0], runs[1], against)
-    sys.stdout.write(json.dumps(report) + "\n" if args.json else line)
+    if args.json:
+        report = json_comparison(runs[0], runs[1], against) if against else json_report(runs[0])
+        sys.stdout.write(json.dumps(report) + "\n")
+    elif against:
+        sys.stdout.write(ratio_line(runs[0], runs[1], against))
 
 
 async def _started(args: Namespace, side: bench_sides.Side, stack: AsyncExitStack) -> MeasuredEngine:

@@ -13,9 +13,9 @@ class Chunks:
     """The chunks of one step. Prompts `join`, then `share` gives out tokens and blocks in the order of their turns.
 
     A prompt's turn is the step in which it would be computed had it been alone since it was admitted, at as many tokens
-    a step as this one has. So a short prompt
-    passes a long one in progress, as shortest remaining first would let it (Schrage 1968), but only those do that come
-    before the long one's turn, and nobody waits for ever. Equal turns are taken in the order of joining.
+    a step as this one has. So a short prompt passes a long one in progress, as shortest remaining first would let it
+    (Schrage 1968), but only those do that come before the long one's turn, and nobody waits for ever. Equal turns are
+    taken in the order of joining.
     """
 
     def __init__(self, block_size: int, num_tokens: int, num_blocks_left: int) -> None:
